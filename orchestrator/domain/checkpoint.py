@@ -1,0 +1,25 @@
+"""Checkpoints: which one a job may restore from, and what their manifest says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .ids import Device, Generation, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """A committed checkpoint: its directory holds a manifest, written last."""
+
+    step: Step
+    generation: Generation
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRef:
+    """One device's part of a checkpoint: the index file it wrote beside its data, and that file's hash."""
+
+    device: Device
+    index: str
+    sha256: str

@@ -1,0 +1,67 @@
+"""What the ranks of a closed generation know, and the one recorded answer to what they had committed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .ids import Device, Generation, Rank, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The outcome of the vote on one step: everything a holder needs to apply the same update."""
+
+    step: Step
+    norm: float
+    """Global gradient norm before clipping."""
+    losses: tuple[float, ...]
+    """Mean loss of each micro-batch id, in order of id."""
+
+    @property
+    def loss(self) -> float:
+        return sum(self.losses) / len(self.losses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """State in a rank's memory: the intervals the plan of `generation` gave it, updated up to and including `step`."""
+
+    generation: Generation
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What one rank of a closed generation says, once. A dead rank's is read from its progress page by its host.
+
+    voted: last step it entered the vote for, which means its reduced gradients of that step are complete.
+    answer: of the last vote it saw pass, if any in this process.
+    held: None when it has nothing whole (never restored, torn, or dead).
+    lost_peer: the rank whose connection broke, when that is why it left; positive evidence against that rank.
+    """
+
+    device: Device
+    generation: Generation
+    voted: Step
+    answer: Answer | None
+    held: Held | None
+    lost_peer: Rank | None = None
+    cause: str = ""
+
+    @property
+    def passed(self) -> Step:
+        return self.answer.step if self.answer else Step(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """The recorded answer for a closed generation; its successor starts at step + 1.
+
+    holders: devices whose memory is whole at `step` (or will be once they apply `answer`), with the generation whose
+    plan says which intervals those are.
+    """
+
+    generation: Generation
+    step: Step
+    answer: Answer | None
+    holders: tuple[tuple[Device, Generation], ...]

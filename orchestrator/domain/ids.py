@@ -1,0 +1,33 @@
+"""Names for the numbers and strings that must never be mixed up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+JobId = NewType("JobId", str)
+NodeId = NewType("NodeId", str)
+EffectId = NewType("EffectId", str)
+
+Term = NewType("Term", int)
+"""Fences supervisors: a host refuses anything that carries a lower term than it has seen."""
+
+Generation = NewType("Generation", int)
+"""Fences a job's membership: every change of members or layout makes a new one, starting at 1."""
+
+Rank = NewType("Rank", int)
+"""A training process's number within one generation; it may change from one generation to the next."""
+
+Step = NewType("Step", int)
+"""Optimizer steps count from 1; step 0 is the state before training."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Device:
+    """One accelerator. A process is bound to a device for life, so state is held by devices, not by ranks."""
+
+    node: NodeId
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.node}/{self.index}"

@@ -1,0 +1,207 @@
+"""Who holds which interval of which line under a plan, and what must move when the plan changes.
+
+`buckets` groups the lines that are reduced together; `layout` says which device owns and which mirrors each interval;
+`transfers` is interval intersection with a choice of source. Recovery, resizing and restoring are all these functions;
+they are pure and are used by real workers and by the simulator alike.
+
+    bucket address space      |-- line a, part --|pad|-- line b, part --|pad|
+    cut between its members   |    member 0    |    member 1    |  member 2  |     (block-aligned)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from .ids import Device, Rank
+from .plan import Plan
+from .profile import BLOCK, Interval, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An interval of a line and where it starts in its bucket."""
+
+    interval: Interval
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Lines with the same users, laid end to end (each padded to a block) and cut into one range per member.
+
+    `members` reduce into and gather from each other, in this fixed order: pipelines first, then stages, then tp.
+    `cuts` has one more entry than `members`; member j owns addresses cuts[j]..cuts[j+1]-1.
+    """
+
+    layers: tuple[int, ...]
+    split: bool
+    decay: bool
+    parts: tuple[Part, ...]
+    members: tuple[Rank, ...]
+    cuts: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements, padding included."""
+        return self.cuts[-1]
+
+    @cached_property
+    def shares(self) -> dict[Rank, tuple[int, int]]:
+        """rank -> the addresses it owns."""
+        return {rank: (self.cuts[j], self.cuts[j + 1]) for j, rank in enumerate(self.members)}
+
+    def intervals(self, start: int, stop: int) -> Iterator[Part]:
+        """The pieces of lines at addresses start..stop-1, each with its address."""
+        for part in self.parts:
+            low = max(start, part.offset)
+            high = min(stop, part.offset + len(part.interval))
+            if low < high:
+                shift = part.interval.start - part.offset
+                yield Part(Interval(part.interval.line, low + shift, high + shift), low)
+
+
+def buckets(plan: Plan, profile: Profile) -> tuple[Bucket, ...]:
+    """Every bucket of a plan, ordered by layer, split lines first, then by tp index."""
+    lines = defaultdict(list)
+    for line in profile.lines:
+        lines[line.layers, not line.split, not line.decay].append(line)
+    made = []
+    for (layers, whole, plain), members_of in sorted(lines.items()):
+        for tp in (None,) if whole else range(plan.tp):
+            parts, offset = [], 0
+            for line in members_of:
+                width = line.numel if tp is None else line.numel // plan.tp
+                start = 0 if tp is None else tp * width
+                parts.append(Part(Interval(line.name, start, start + width), offset))
+                offset += _padded(width)
+            members = _users(plan, layers, tp)
+            made.append(
+                Bucket(
+                    layers=layers,
+                    split=not whole,
+                    decay=not plain,
+                    parts=tuple(parts),
+                    members=members,
+                    cuts=_cuts(offset, len(members)),
+                )
+            )
+    return tuple(made)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """device -> intervals, for owners and for mirrors. Owners partition every line; a mirror is on another device."""
+
+    owned: Mapping[Device, tuple[Interval, ...]]
+    mirrored: Mapping[Device, tuple[Interval, ...]]
+
+    def held(self, device: Device) -> tuple[Interval, ...]:
+        return self.owned.get(device, ()) + self.mirrored.get(device, ())
+
+
+def layout(plan: Plan, profile: Profile, *, mirrors: int) -> Layout:
+    """Owned and mirrored intervals under a plan; `mirrors` is 0 or 1."""
+    owned: dict[Device, list[Interval]] = {device: [] for device in plan.devices}
+    for bucket in buckets(plan, profile):
+        for rank, (start, stop) in bucket.shares.items():
+            owned[plan.seats[rank].device].extend(part.interval for part in bucket.intervals(start, stop))
+    whole = {device: tuple(intervals) for device, intervals in owned.items()}
+    partner = partners(plan) if mirrors else {}
+    return Layout(owned=whole, mirrored={partner[device]: whole[device] for device in partner})
+
+
+def partners(plan: Plan) -> dict[Device, Device]:
+    """owner -> the device that mirrors it: on the next node, or the next device where there is one node.
+
+    A bijection, so that every device mirrors exactly one other; empty for a single device.
+    """
+    by_node = defaultdict(list)
+    for device in sorted(plan.devices):
+        by_node[device.node].append(device)
+    if len(by_node) == 1:
+        ring = next(iter(by_node.values()))
+        return {d: ring[(i + 1) % len(ring)] for i, d in enumerate(ring)} if len(ring) > 1 else {}
+    # Devices of one node stand together on the ring; a shift by the largest node's size leaves every node behind
+    # unless that node holds more than half of the devices, in which case no bijection can.
+    ring = [device for node in sorted(by_node) for device in by_node[node]]
+    shift = max(len(devices) for devices in by_node.values())
+    return {device: ring[(i + shift) % len(ring)] for i, device in enumerate(ring)}
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy the state (master weight and both moments) of an interval from one device to another.
+
+    source == target means the device keeps what it has in its own memory.
+    """
+
+    interval: Interval
+    source: Device
+    target: Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    moves: tuple[Move, ...]
+    missing: tuple[Interval, ...]
+    """Intervals nobody alive holds."""
+
+
+def transfers(sources: Mapping[Device, tuple[Interval, ...]], targets: Layout) -> Transfers:
+    """How every interval of `targets` is filled from `sources` (whole, living holders only).
+
+    Each element of each target is moved exactly once: from the device's own memory, else from a holder on the same node,
+    else from the holder that has least to send so far.
+    """
+    by_line: dict[str, list[tuple[Interval, Device]]] = defaultdict(list)
+    for device in sorted(sources):
+        for interval in sources[device]:
+            by_line[interval.line].append((interval, device))
+    load: dict[Device, int] = defaultdict(int)
+    moves: list[Move] = []
+    missing: list[Interval] = []
+    for device in sorted(set(targets.owned) | set(targets.mirrored)):
+        for target in targets.held(device):
+            here = [s for s in by_line[target.line] if s[0].start < target.stop and s[0].stop > target.start]
+            position = target.start
+            while position < target.stop:
+                covering = [s for s in here if s[0].start <= position < s[0].stop]
+                if not covering:
+                    ahead = [s[0].start for s in here if s[0].start > position]
+                    stop = min([target.stop, *ahead])
+                    missing.append(Interval(target.line, position, stop))
+                    position = stop
+                    continue
+                source, holder = min(
+                    covering, key=lambda s: (s[1] != device, s[1].node != device.node, load[s[1]], s[1])
+                )
+                stop = min(source.stop, target.stop)
+                if holder != device:  # a nearer holder may begin before this one ends
+                    own = [s[0].start for s in here if s[1] == device and position < s[0].start < stop]
+                    stop = min([stop, *own])
+                    load[holder] += stop - position
+                moves.append(Move(Interval(target.line, position, stop), holder, device))
+                position = stop
+    return Transfers(moves=tuple(moves), missing=tuple(missing))
+
+
+def _users(plan: Plan, layers: tuple[int, ...], tp: int | None) -> tuple[Rank, ...]:
+    return tuple(
+        plan.rank_at[p, s, t]
+        for p, pipeline in enumerate(plan.pipelines)
+        for s, stage in enumerate(pipeline.stages)
+        if any(stage.first <= layer < stage.last for layer in layers)
+        for t in (range(len(stage.devices)) if tp is None else (tp,))
+    )
+
+
+def _cuts(size: int, shares: int) -> tuple[int, ...]:
+    num_blocks = size // BLOCK
+    return tuple(num_blocks * j // shares * BLOCK for j in range(shares + 1))
+
+
+def _padded(width: int) -> int:
+    return -(-width // BLOCK) * BLOCK

@@ -1,0 +1,78 @@
+"""What a program is made of: its layers and the canonical lines of its parameters.
+
+Every parameter is one *line*: a flat sequence of elements in a canonical order with its tensor-parallel dimension
+outermost. Shards, optimizer intervals and checkpoint chunks are all intervals of lines, so they never depend on a plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+BLOCK = 64
+"""Elements. The unit of cuts, norms and chunks."""
+
+CHUNK = 1024 * BLOCK
+"""Elements. The fixed grid on which checkpoints cut every line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One parameter.
+
+    shape: its full shape, tensor-parallel dimension first (row-parallel weights are stored (in, out)).
+    split: whether tensor parallelism cuts it along that dimension; otherwise every tp rank uses it whole.
+    layers: the layers that use it, in order; more than one where it is tied.
+    decay: whether weight decay applies.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split: bool
+    layers: tuple[int, ...]
+    decay: bool
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divisor:
+    """A size that tensor parallelism must divide, by the name the user knows it under."""
+
+    field: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A described program. Layers are 0..num_layers-1: embedding first, blocks, head last."""
+
+    num_layers: int
+    lines: tuple[Line, ...]
+    divisors: tuple[Divisor, ...]
+    activation_bytes: int
+    """Bytes one micro-batch keeps alive in one layer at tp 1."""
+
+    @property
+    def num_params(self) -> int:
+        return sum(line.numel for line in self.lines)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Interval:
+    """Elements start..stop-1 of a line."""
+
+    line: str
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def intersect(self, other: Interval) -> Interval | None:
+        if self.line != other.line:
+            return None
+        start, stop = max(self.start, other.start), min(self.stop, other.stop)
+        return Interval(self.line, start, stop) if start < stop else None

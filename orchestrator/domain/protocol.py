@@ -1,0 +1,204 @@
+"""What a supervisor and a host say to each other. Versioned: a supervisor reads the previous version too.
+
+Every request travels with (term, effect id); a host refuses a lower term and answers a repeated id with its first outcome.
+Every event is numbered by its host, and is sent again until a supervisor says it has recorded it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .checkpoint import CheckpointRef, ShardRef
+from .generation import Answer, RankReport
+from .ids import Device, Generation, JobId, NodeId, Step
+from .layout import Move
+from .plan import Plan
+from .profile import Profile
+from .spec import JobSpec
+
+PROTOCOL_VERSION = 1
+
+# --- where a generation's state comes from -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromSeed:
+    """Step 0: every holder makes its own intervals from the job's seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromCheckpoint:
+    checkpoint: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromMemory:
+    """Survivors first bring their state to `step` (applying `answer` where they had not), then `moves` fill the new layout."""
+
+    step: Step
+    answer: Answer | None
+    moves: tuple[Move, ...]
+
+
+Restore: TypeAlias = FromSeed | FromCheckpoint | FromMemory
+
+# --- supervisor -> host --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenHost:
+    """First request: what this host is for. Starts the zygote and warms it; answered when ranks can be forked."""
+
+    job: JobId
+    node: NodeId
+    num_devices: int
+    spec: JobSpec
+    profile: Profile
+    checkpoint_dir: str
+    log_dir: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareSeats:
+    """Have a living rank with a bound listener on each of these devices; answered by SeatsPrepared."""
+
+    generation: Generation
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormGeneration:
+    """Join `generation`: connect, restore, train. addresses: device -> host:port of that rank's listener."""
+
+    generation: Generation
+    plan: Plan
+    addresses: Mapping[Device, str]
+    restore: Restore
+    committed: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseGeneration:
+    """Every rank of this or an earlier generation stops where it is and reports once."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillRank:
+    """SIGKILL the rank on a device, to try it."""
+
+    device: Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseHost:
+    """End every rank and the zygote; the last request."""
+
+
+HostRequest: TypeAlias = OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | CloseHost
+
+# --- host -> supervisor --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOpened:
+    """The zygote is warm."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatsPrepared:
+    generation: Generation
+    addresses: Mapping[Device, str]
+    pids: Mapping[Device, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReported:
+    """A rank left its generation and is waiting for the next one."""
+
+    report: RankReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited:
+    """A rank's process is gone. exit_code is negative for a signal; `report` is read from its progress page."""
+
+    device: Device
+    pid: int
+    exit_code: int
+    report: RankReport
+    message: str = ""
+    """Why, where the rank raised: the exception in one line."""
+    log_tail: tuple[str, ...] = ()
+    """Its last 50 log lines, where it raised or exited by itself."""
+    user_error: bool = False
+    """True where the training program itself raised or exited, which another attempt would repeat."""
+    seconds_ago: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReady:
+    """A rank has formed and restored; `phases` are seconds spent (fork, form, build, transfer, gather)."""
+
+    device: Device
+    generation: Generation
+    phases: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsPassed:
+    """Votes seen to pass, oldest first; `at` are the host's wall-clock instants of each, for people."""
+
+    generation: Generation
+    answers: tuple[Answer, ...]
+    at: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSaved:
+    generation: Generation
+    step: Step
+    shard: ShardRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFinished:
+    """A rank has passed the last step and holds the final state."""
+
+    device: Device
+    generation: Generation
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFailed:
+    """The host itself cannot serve (the zygote could not start or died)."""
+
+    message: str
+    log_tail: tuple[str, ...] = ()
+
+
+HostEvent: TypeAlias = (
+    HostOpened
+    | SeatsPrepared
+    | RankReported
+    | RankExited
+    | RankReady
+    | StepsPassed
+    | ShardSaved
+    | RankFinished
+    | HostFailed
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """An event with its host's number for it; numbers grow by one and never restart within a host's life."""
+
+    number: int
+    event: HostEvent

@@ -1,0 +1,90 @@
+"""What a user asks for: one job's mathematics, its constraints on placement, and how it is kept safe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Dtype = Literal["fp32", "bf16"]
+Backend = Literal["links", "gloo", "nccl"]
+type_json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSpec:
+    """Real text from files the user names."""
+
+    files: tuple[str, ...]
+    """Globs of .txt, .py, .md or .jsonl files; `{stdlib}` stands for the Python standard library's own sources."""
+    max_bytes: int | None = None
+    """Read at most this much text, in sorted file order."""
+    text_field: str = "text"
+    """The field of each .jsonl record that holds the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSpec:
+    """The mathematics. A step is micro_batches x micro_batch_size sequences of `sequence` tokens, whatever the plan."""
+
+    steps: int
+    micro_batches: int
+    micro_batch_size: int
+    sequence: int
+    seed: int = 0
+    dtype: Dtype = "fp32"
+    """Of compute parameters and activations; masters and moments are always fp32."""
+    learning_rate: float = 3e-3
+    min_learning_rate: float = 3e-4
+    warmup_steps: int = 10
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    clip_norm: float = 1.0
+    activation_checkpointing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSpec:
+    """Constraints on the plan; None leaves the degree to the planner."""
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    min_devices: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpec:
+    every: int = 25
+    """Steps between checkpoints; 0 turns them off."""
+    keep_last: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverySpec:
+    mirrors: int = 1
+    """Second holders of every owned interval: 0 or 1."""
+    backend: Backend = "links"
+    leave_s: float = 0.5
+    """A rank that has not left a closed generation after this long is killed."""
+    max_isolation_s: float = 600.0
+    """A host that hears from no supervisor for this long kills its ranks; 0 means never."""
+    max_attempts: int = 8
+    """Generations in a row that may fail without a committed step before the job fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    name: str
+    program: str
+    """A built-in program's name (`causal_lm`) or `module:attribute`."""
+    data: DataSpec
+    train: TrainSpec
+    model: type_json = field(default_factory=dict)
+    """The program's own settings; it checks them itself while the job is Probing."""
+    parallel: ParallelSpec = field(default_factory=ParallelSpec)
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    recovery: RecoverySpec = field(default_factory=RecoverySpec)
+    labels: Mapping[str, str] = field(default_factory=dict)

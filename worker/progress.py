@@ -1,0 +1,57 @@
+"""Where a rank is in its step, as told to whoever watches: the shared-memory page in a real rank, nobody in a test."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Protocol
+
+from orchestrator.domain.generation import Answer
+from orchestrator.domain.ids import Generation, Step
+
+
+class Phase(IntEnum):
+    IDLE = 0
+    FORM = 1
+    RESTORE = 2
+    COMPUTE = 3
+    REDUCE = 4
+    VOTE = 5
+    UPDATE = 6
+    GATHER = 7
+    SAVE = 8
+
+
+class Progress(Protocol):
+    def phase(self, phase: Phase, generation: Generation, step: Step) -> None: ...
+
+    def micro_batch(self, number: int) -> None: ...
+
+    def enter(self, group: str) -> None:
+        """A collective or transfer on `group` begins to wait."""
+        ...
+
+    def leave(self) -> None: ...
+
+    def voted(self, step: Step) -> None:
+        """Called before the vote's first message leaves."""
+        ...
+
+    def passed(self, answer: Answer) -> None:
+        """Called as soon as the vote is known to have passed, before anything is updated."""
+        ...
+
+
+class Unwatched:
+    """Tells nobody."""
+
+    def phase(self, phase: Phase, generation: Generation, step: Step) -> None: ...
+
+    def micro_batch(self, number: int) -> None: ...
+
+    def enter(self, group: str) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def voted(self, step: Step) -> None: ...
+
+    def passed(self, answer: Answer) -> None: ...
