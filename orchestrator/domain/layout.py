@@ -175,9 +175,7 @@ def transfers(sources: Mapping[Device, tuple[Interval, ...]], targets: Layout) -
                     missing.append(Interval(target.line, position, stop))
                     position = stop
                     continue
-                source, holder = min(
-                    covering, key=lambda s: (s[1] != device, s[1].node != device.node, load[s[1]], s[1])
-                )
+                source, holder = min(covering, key=lambda s: (s[1] != device, s[1].node != device.node, load[s[1]], s[1]))
                 stop = min(source.stop, target.stop)
                 if holder != device:  # a nearer holder may begin before this one ends
                     own = [s[0].start for s in here if s[1] == device and position < s[0].start < stop]

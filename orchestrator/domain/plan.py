@@ -57,8 +57,7 @@ class Plan:
             for t, device in enumerate(stage.devices)
         )
         return tuple(
-            Seat(rank=Rank(rank), device=device, pipeline=p, stage=s, tp=t)
-            for rank, (device, p, s, t) in enumerate(places)
+            Seat(rank=Rank(rank), device=device, pipeline=p, stage=s, tp=t) for rank, (device, p, s, t) in enumerate(places)
         )
 
     @cached_property

@@ -35,7 +35,7 @@ class FromCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromMemory:
-    """Survivors first bring their state to `step` (applying `answer` where they had not), then `moves` fill the new layout."""
+    """Survivors bring their state to `step` (applying `answer` where they had not); then `moves` fill the new layout."""
 
     step: Step
     answer: Answer | None

@@ -1,0 +1,69 @@
+"""What the kernel wants done in the world. Each is committed to an outbox before it is carried out, and may be repeated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .checkpoint import ShardRef
+from .ids import Device, Generation, JobId, NodeId, Step
+from .profile import Profile
+from .protocol import HostRequest
+from .spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeProgram:
+    """Import and describe the program on one CPU; answered by ProgramProbed or ProgramRefused."""
+
+    job: JobId
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoosePlan:
+    """Plan the job on these devices; answered by PlanChosen with the same generation."""
+
+    job: JobId
+    generation: Generation
+    spec: JobSpec
+    profile: Profile
+    devices: tuple[tuple[Device, str], ...]
+    """Usable devices and their kinds."""
+    keep: tuple[Device, ...] = ()
+    """Devices whose processes are alive and hold state: preferred."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallHost:
+    job: JobId
+    node: NodeId
+    request: HostRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitCheckpoint:
+    """Write the manifest, last; answered by CheckpointCommitted or CheckpointFailed."""
+
+    job: JobId
+    step: Step
+    generation: Generation
+    shards: tuple[ShardRef, ...]
+    spec: JobSpec
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillNode:
+    """End every process of a node, to try it."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddNode:
+    kind: str
+    num_devices: int
+
+
+Effect: TypeAlias = ProbeProgram | ChoosePlan | CallHost | CommitCheckpoint | KillNode | AddNode

@@ -1,0 +1,195 @@
+"""What the kernel is told (inputs), and what it tells people (history).
+
+Inputs are observations in the past tense, and may arrive late, twice or in another order. History entries are what users
+see under a job's events: each carries cause and evidence in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from .checkpoint import CheckpointRef
+from .cluster import Node
+from .generation import Answer
+from .ids import EffectId, Generation, JobId, NodeId, Step
+from .plan import Infeasible, Plan
+from .profile import Profile
+from .protocol import HostEvent
+from .spec import JobSpec
+
+# --- commands of users ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    job: JobId
+    spec: JobSpec
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested:
+    job: JobId
+
+
+class FaultKind(StrEnum):
+    KILL_RANK = "kill_rank"
+    KILL_NODE = "kill_node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRequested:
+    """A person wants to see a recovery. rank is of the job's current generation."""
+
+    fault: FaultKind
+    job: JobId | None = None
+    rank: int | None = None
+    node: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRequested:
+    """A person wants one more node of a kind."""
+
+    kind: str
+    num_devices: int
+
+
+Command: TypeAlias = JobSubmitted | CancelRequested | FaultRequested | NodeRequested
+
+# --- outcomes and observations -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramProbed:
+    job: JobId
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRefused:
+    job: JobId
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChosen:
+    job: JobId
+    generation: Generation
+    result: Plan | Infeasible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    job: JobId
+    checkpoint: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    job: JobId
+    step: Step
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSaid:
+    """An event of a host, at least once."""
+
+    job: JobId
+    node: NodeId
+    event: HostEvent
+
+
+class Contact(StrEnum):
+    GONE = "gone"
+    """Positive evidence: its process is known to have ended."""
+    UNREACHABLE = "unreachable"
+    """Only silence: nobody answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLost:
+    job: JobId
+    node: NodeId
+    contact: Contact
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostClosed:
+    """CloseHost was carried out, or there was nothing to close."""
+
+    job: JobId
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesSeen:
+    """The whole cluster, whenever it changes."""
+
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectDone:
+    """An effect was carried out (whatever its outcome) and need not be repeated by a successor."""
+
+    job: JobId
+    effect: EffectId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlinePassed:
+    """A deadline named by `deadlines(state)` ran out without the state having left it."""
+
+    job: JobId
+    key: str
+
+
+Input: TypeAlias = (
+    Command
+    | ProgramProbed
+    | ProgramRefused
+    | PlanChosen
+    | CheckpointCommitted
+    | CheckpointFailed
+    | HostSaid
+    | HostLost
+    | HostClosed
+    | NodesSeen
+    | EffectDone
+    | DeadlinePassed
+)
+
+# --- history -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """One line of a job's history. `type` is a closed vocabulary in snake case; data holds its figures."""
+
+    job: JobId
+    at: float
+    type: str
+    message: str
+    status: str
+    generation: Generation = Generation(0)
+    step: Step = Step(0)
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One committed step of the loss curve; each step of a job is recorded once per time it was committed."""
+
+    job: JobId
+    generation: Generation
+    at: float
+    answer: Answer
+    tokens: int
+    seconds: float | None = None
+    """Since the previous step of the same generation."""

@@ -1,0 +1,224 @@
+"""A job as the control plane keeps it: what was asked, what state it is in, and what has happened to it.
+
+    Probing -> Queued(reason) -> Starting(g) -> Running(g) -> Stopping(outcome) -> Succeeded | Failed | Cancelled
+                                                Running(g) -> Reforming(g, cause) -> Running(g+1)
+    Reforming -> Queued where nothing fits; any state that is not terminal -> Stopping on cancel.
+
+Each state holds only its own data; terminal is final. Values here hold no monotonic instants: a new supervisor restarts
+deadlines. Wall-clock instants are for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from .checkpoint import CheckpointRef, ShardRef
+from .effects import Effect
+from .generation import Answer, RankReport, Settlement
+from .ids import Device, EffectId, Generation, JobId, NodeId, Step
+from .plan import Plan
+from .profile import Profile
+from .spec import JobSpec
+
+STATE_VERSION = 1
+
+
+class JobStatus(StrEnum):
+    """What the API calls a state: a projection by one table (jobs/status.py)."""
+
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    RESIZING = "RESIZING"
+    STOPPING = "STOPPING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class Cause(StrEnum):
+    """Why a generation ended."""
+
+    RANK_LOST = "rank_lost"
+    NODE_LOST = "node_lost"
+    LINK_LOST = "link_lost"
+    HANG = "hang"
+    GROW = "grow"
+    SHRINK = "shrink"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What ended a generation, with the evidence in words. `at` is wall clock, as near the fault as anybody saw it."""
+
+    cause: Cause
+    message: str
+    at: float
+    devices: tuple[Device, ...] = ()
+
+
+# --- a generation being built and one being closed -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forming:
+    """The next generation: hosts open, seats are prepared, then it is formed and its ranks become ready."""
+
+    generation: Generation
+    plan: Plan
+    opened: frozenset[NodeId] = frozenset()
+    """Hosts whose zygote is warm."""
+    addresses: Mapping[Device, str] = field(default_factory=dict)
+    formed: bool = False
+    ready: frozenset[Device] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """A generation being settled: who has yet to report, and what the others said."""
+
+    generation: Generation
+    awaited: frozenset[Device]
+    reports: Mapping[Device, RankReport] = field(default_factory=dict)
+    settlement: Settlement | None = None
+
+
+# --- states --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probing:
+    """The program is imported and described on one CPU, before any device is held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """Nothing is held. `reason` is for people and says what would end the wait."""
+
+    reason: str
+    planning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    forming: Forming
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    generation: Generation
+    plan: Plan
+    finished: frozenset[Device] = frozenset()
+    """Ranks that hold the final state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reforming:
+    """One generation closes while the next is planned and prepared; shown as RECOVERING or RESIZING by its fault.
+
+    forming is None until a plan is chosen; lost are devices whose process is gone (their nodes may live).
+    """
+
+    fault: Fault
+    closing: Closing
+    forming: Forming | None
+    lost: frozenset[Device] = frozenset()
+    lost_nodes: frozenset[NodeId] = frozenset()
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succeeded:
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    at: float
+    message: str
+    device: Device | None = None
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    at: float
+
+
+Outcome: TypeAlias = Succeeded | Failed | Cancelled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """Hosts are being closed; the outcome is already decided."""
+
+    outcome: Outcome
+    open_hosts: frozenset[NodeId]
+
+
+JobState: TypeAlias = Probing | Queued | Starting | Running | Reforming | Stopping | Succeeded | Failed | Cancelled
+TERMINAL = (Succeeded, Failed, Cancelled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One recovery or resize: what was seen, what was chosen, and where the time went (seconds)."""
+
+    number: int
+    fault: Fault
+    generation: Generation
+    """The one that ended."""
+    next_generation: Generation | None = None
+    decision: str = ""
+    source: str = ""
+    """memory, checkpoint or seed."""
+    committed: Step = Step(0)
+    rolled_back: int = 0
+    """Committed steps that are run again."""
+    moved_elements: int = 0
+    phases: Mapping[str, float] = field(default_factory=dict)
+    pause_s: float | None = None
+    """Fault to next committed step, less one undisturbed step."""
+    closed_at: float | None = None
+    formed_at: float | None = None
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """Everything the control plane keeps about one job (its metrics and events are streams beside it)."""
+
+    id: JobId
+    spec: JobSpec
+    state: JobState
+    created_at: float
+    version: int = STATE_VERSION
+    profile: Profile | None = None
+    generation: Generation = Generation(0)
+    """The newest ever used."""
+    committed: Step = Step(0)
+    last_answer: Answer | None = None
+    last_step_at: float | None = None
+    typical_step_s: float | None = None
+    """Median of recent undisturbed steps."""
+    recent_step_s: tuple[float, ...] = ()
+    checkpoint: CheckpointRef | None = None
+    saving: Mapping[Step, tuple[ShardRef, ...]] = field(default_factory=dict)
+    """Shards of checkpoints that are not committed yet."""
+    plans: Mapping[Generation, Plan] = field(default_factory=dict)
+    """Of the generations whose state may still be in somebody's memory."""
+    hosts: frozenset[NodeId] = frozenset()
+    """Nodes on which a host of this job has been asked for and not yet closed."""
+    pids: Mapping[Device, int] = field(default_factory=dict)
+    incidents: tuple[Incident, ...] = ()
+    failures_in_a_row: int = 0
+    """Generations closed by a fault since the last committed step."""
+    next_effect: int = 1
+    outbox: Mapping[EffectId, Effect] = field(default_factory=dict)
+    """Effects committed and not yet known to have been carried out."""
+    started_at: float | None = None

@@ -1,0 +1,170 @@
+"""The outside world as the supervisor and the API see it. Adapters implement these; nobody else touches Redis or Ray."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .domain.cluster import Node
+from .domain.effects import ChoosePlan
+from .domain.events import Command, HistoryEntry, StepRecord
+from .domain.ids import EffectId, JobId, NodeId, Term
+from .domain.job import JobRecord
+from .domain.plan import Infeasible, Plan
+from .domain.profile import Profile
+from .domain.protocol import Envelope, HostRequest
+from .domain.spec import JobSpec
+
+# --- state ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One atomic write: all of it, or StaleTerm and none of it."""
+
+    jobs: Mapping[JobId, JobRecord] = field(default_factory=dict)
+    history: tuple[HistoryEntry, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
+    nodes: tuple[Node, ...] | None = None
+    """The cluster's projection for readers, when it changed."""
+    cursor: str | None = None
+    """Commands up to and including this one have been taken into account."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.jobs or self.history or self.steps or self.nodes is not None or self.cursor is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    jobs: Mapping[JobId, JobRecord]
+    cursor: str
+
+
+class StateStore(Protocol):
+    """The supervisor's side of the store."""
+
+    async def acquire(self, holder: str, ttl_s: float) -> Term | None:
+        """A new, higher term for `holder` if nobody holds the lease (or it ran out); None while another does."""
+        ...
+
+    async def renew(self, holder: str, term: Term, ttl_s: float) -> bool: ...
+
+    async def release(self, holder: str, term: Term) -> None: ...
+
+    async def load(self) -> Loaded:
+        """Every job that is not terminal, and the command cursor."""
+        ...
+
+    async def commit(self, term: Term, commit: Commit) -> None:
+        """Raises StaleTerm, and Unavailable when the store cannot be written (nothing was, or it is safe to repeat).
+
+        A terminal job is never overwritten: such a write is refused whole with Conflict.
+        """
+        ...
+
+    async def commands(self, after: str, wait_s: float) -> Sequence[tuple[str, Command]]:
+        """Commands after a cursor, oldest first; waits up to wait_s when there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    jobs: tuple[JobRecord, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """The reader fell behind the stream's cap: entries before `resumes_at` are gone."""
+
+    resumes_at: str
+
+
+class Desk(Protocol):
+    """The API's side of the store: atomic commands in, projections out. Never Ray."""
+
+    async def submit(self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str) -> tuple[JobId, bool]:
+        """Record a new job and its command at once; (id, False) where `key` was used before with the same body.
+
+        Raises Conflict where the key was used with another body, Unavailable.
+        """
+        ...
+
+    async def command(self, command: Command) -> str: ...
+
+    async def get(self, job: JobId) -> JobRecord:
+        """Raises NotFound."""
+        ...
+
+    async def list(self, limit: int, cursor: str | None) -> Page:
+        """Newest first."""
+        ...
+
+    async def nodes(self) -> tuple[Node, ...]: ...
+
+    async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]: ...
+
+    def follow(self, job: JobId, after: str) -> AsyncIterator[tuple[str, HistoryEntry | StepRecord | Gap]]:
+        """History and steps as they happen, oldest first, after an id ("0": from the beginning); never ends by itself."""
+        ...
+
+    async def steps(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, StepRecord]]: ...
+
+    async def health(self) -> dict[str, str]:
+        """Name of each check -> "ok" or what is wrong, in words."""
+        ...
+
+
+# --- cluster -------------------------------------------------------------------------------------------------------------
+
+
+class HostGone(Exception):
+    """Positive evidence: the host's process has ended."""
+
+
+class HostUnreachable(Exception):
+    """Nobody answered; the host may be alive."""
+
+
+class Cluster(Protocol):
+    """Nodes and the hosts on them."""
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Every node known, lost ones included for a while."""
+        ...
+
+    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostRequest) -> None:
+        """Deliver a request; OpenHost creates the host where there is none, CloseHost ends it (no host: no error).
+
+        Raises HostGone, HostUnreachable, StaleTerm.
+        """
+        ...
+
+    async def poll(self, job: JobId, node: NodeId, term: Term, after: int, wait_s: float) -> tuple[Envelope, ...]:
+        """Events numbered above `after`; returning at all is the heartbeat. Raises HostGone, HostUnreachable, StaleTerm."""
+        ...
+
+
+class NodeProvider(Protocol):
+    """Where nodes come from."""
+
+    async def add(self, kind: str, num_devices: int) -> NodeId: ...
+
+    async def kill(self, node: NodeId) -> None:
+        """End every process of the node at once, without warning. Raises NotFound."""
+        ...
+
+
+# --- work that is not the kernel's ---------------------------------------------------------------------------------------
+
+
+class Prober(Protocol):
+    async def probe(self, spec: JobSpec) -> Profile:
+        """Import and describe the program in a process of its own. Raises Refused."""
+        ...
+
+
+class Planner(Protocol):
+    async def choose(self, request: ChoosePlan) -> Plan | Infeasible: ...
