@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .domain.checkpoint import CheckpointRef
 from .domain.cluster import Node
-from .domain.effects import ChoosePlan
+from .domain.effects import ChoosePlan, CommitCheckpoint
 from .domain.events import Command, HistoryEntry, StepRecord
 from .domain.ids import EffectId, JobId, NodeId, Term
 from .domain.job import JobRecord
@@ -142,8 +143,13 @@ class Cluster(Protocol):
         """
         ...
 
-    async def poll(self, job: JobId, node: NodeId, term: Term, after: int, wait_s: float) -> tuple[Envelope, ...]:
-        """Events numbered above `after`; returning at all is the heartbeat. Raises HostGone, HostUnreachable, StaleTerm."""
+    async def poll(
+        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float
+    ) -> tuple[Envelope, ...]:
+        """Events numbered above `after`; those up to `acked` are recorded and may be forgotten.
+
+        Returning at all is the heartbeat. Raises HostGone, HostUnreachable, StaleTerm.
+        """
         ...
 
 
@@ -168,3 +174,12 @@ class Prober(Protocol):
 
 class Planner(Protocol):
     async def choose(self, request: ChoosePlan) -> Plan | Infeasible: ...
+
+
+class Checkpoints(Protocol):
+    async def commit(self, effect: CommitCheckpoint) -> CheckpointRef:
+        """Check that the shards cover every line, write the manifest last, then let go of what is no longer kept.
+
+        Raises OSError or Refused; nothing older is touched then.
+        """
+        ...

@@ -40,7 +40,7 @@ def loads(wanted: type[T], data: bytes | str) -> T:
 
 
 def encode(value: Any) -> Any:
-    """Anything in the domain as JSON-able data. Dataclasses carry their class name: unions need it; a device is written node/index."""
+    """A domain value as JSON-able data. Dataclasses carry their class name, which unions need; a device is node/index."""
     if value is None or isinstance(value, bool | int | float | str):
         return value.value if isinstance(value, enum.Enum) else value
     if isinstance(value, Device):

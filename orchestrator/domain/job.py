@@ -70,8 +70,6 @@ class Forming:
 
     generation: Generation
     plan: Plan
-    opened: frozenset[NodeId] = frozenset()
-    """Hosts whose zygote is warm."""
     addresses: Mapping[Device, str] = field(default_factory=dict)
     formed: bool = False
     ready: frozenset[Device] = frozenset()
@@ -100,7 +98,6 @@ class Queued:
     """Nothing is held. `reason` is for people and says what would end the wait."""
 
     reason: str
-    planning: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +117,16 @@ class Running:
 class Reforming:
     """One generation closes while the next is planned and prepared; shown as RECOVERING or RESIZING by its fault.
 
-    forming is None until a plan is chosen; lost are devices whose process is gone (their nodes may live).
+    forming is None until a plan is chosen; lost are devices whose process is gone (their nodes may live). Where nothing
+    fits, `waiting` says what would end the wait, and the survivors keep what they hold.
     """
 
     fault: Fault
     closing: Closing
     forming: Forming | None
     lost: frozenset[Device] = frozenset()
-    lost_nodes: frozenset[NodeId] = frozenset()
     attempt: int = 1
+    waiting: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +212,16 @@ class JobRecord:
     """Of the generations whose state may still be in somebody's memory."""
     hosts: frozenset[NodeId] = frozenset()
     """Nodes on which a host of this job has been asked for and not yet closed."""
+    warm: frozenset[NodeId] = frozenset()
+    """Hosts whose zygote is ready to fork."""
+    unreachable: frozenset[NodeId] = frozenset()
+    """Hosts that have not answered lately; no evidence that they failed."""
+    planning: bool = False
+    """A plan has been asked for and not answered."""
+    considered: frozenset[Device] = frozenset()
+    """Devices the last plan was chosen from; another is asked for only when one more is usable."""
+    target: Plan | None = None
+    """A larger plan whose hosts are being warmed while the job trains on."""
     pids: Mapping[Device, int] = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
     failures_in_a_row: int = 0

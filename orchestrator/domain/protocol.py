@@ -70,13 +70,18 @@ class PrepareSeats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormGeneration:
-    """Join `generation`: connect, restore, train. addresses: device -> host:port of that rank's listener."""
+    """Join `generation`: connect, restore, train. addresses: device -> host:port of that rank's listener.
+
+    donors hold state the plan's members need and have no seat: they take ranks world_size, world_size + 1, ... while
+    they send their moves, and then go idle.
+    """
 
     generation: Generation
     plan: Plan
     addresses: Mapping[Device, str]
     restore: Restore
     committed: Step
+    donors: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,84 @@
+"""What users call a state: one table from the kernel's states to the status words of the API, and a sentence for each.
+
+| state                          | status     |
+|--------------------------------|------------|
+| Probing, Queued                | PENDING    |
+| Starting                       | STARTING   |
+| Running                        | RUNNING    |
+| Reforming (a fault)            | RECOVERING |
+| Reforming (grow, shrink)       | RESIZING   |
+| Stopping                       | STOPPING   |
+| Succeeded / Failed / Cancelled | the same   |
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from orchestrator.domain.job import (
+    Cancelled,
+    Cause,
+    Failed,
+    JobState,
+    JobStatus,
+    Probing,
+    Queued,
+    Reforming,
+    Running,
+    Starting,
+    Stopping,
+    Succeeded,
+)
+
+TERMINAL_STATUSES = frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED})
+RESIZES = frozenset({Cause.GROW, Cause.SHRINK})
+
+
+def status_of(state: JobState) -> JobStatus:
+    match state:
+        case Probing() | Queued():
+            return JobStatus.PENDING
+        case Starting():
+            return JobStatus.STARTING
+        case Running():
+            return JobStatus.RUNNING
+        case Reforming(fault=fault):
+            return JobStatus.RESIZING if fault.cause in RESIZES else JobStatus.RECOVERING
+        case Stopping():
+            return JobStatus.STOPPING
+        case Succeeded():
+            return JobStatus.SUCCEEDED
+        case Failed():
+            return JobStatus.FAILED
+        case Cancelled():
+            return JobStatus.CANCELLED
+        case _:
+            assert_never(state)
+
+
+def reason_of(state: JobState) -> str:
+    """Why the job is in this state, or what it is doing there, in one sentence; empty where the status says it all."""
+    match state:
+        case Probing():
+            return "checking the program before any device is held"
+        case Queued(reason=reason):
+            return reason
+        case Starting(forming=forming):
+            return f"forming generation {forming.generation}: {forming.plan.describe()}"
+        case Running(plan=plan):
+            return plan.describe()
+        case Reforming(fault=fault):
+            return fault.message
+        case Stopping(outcome=outcome):
+            after = status_of(outcome).value
+            return (
+                f"closing hosts, then {after}: {outcome.message}"
+                if isinstance(outcome, Failed)
+                else f"closing hosts, then {after}"
+            )
+        case Failed(message=message):
+            return message
+        case Succeeded() | Cancelled():
+            return ""
+        case _:
+            assert_never(state)

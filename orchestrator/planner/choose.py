@@ -1,0 +1,186 @@
+"""Which tp x pp x dp a job runs as, and on which devices: enumerate what fits, take the best, say why.
+
+First version: rectangular plans, equal layer splits by parameter count, micro-batch ids dealt out evenly. The cost is the
+classic one of a synchronous pipeline (Narayanan et al. 2021, section 3.2): work per device times 1 + bubble, with a
+penalty per tp rank; ties go to the plan that uses more devices, then to less tp, then to less pp.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orchestrator.domain.cluster import KINDS
+from orchestrator.domain.effects import ChoosePlan
+from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
+from orchestrator.domain.profile import Profile
+
+STATE_BYTES = 16
+"""Per parameter: compute copy and gradient (4 + 4 at most) stay whole, master and two moments are shared out."""
+TP_PENALTY = 0.08
+"""Share of a stage's time that each further tp rank costs in collectives; measured later, assumed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    tp: int
+    pp: int
+    dp: int
+
+    @property
+    def devices(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def __str__(self) -> str:
+        return f"tp{self.tp} x pp{self.pp} x dp{self.dp}"
+
+
+def choose(request: ChoosePlan) -> Plan | Infeasible:
+    """The best plan on the request's devices. Pure: the same request gives the same plan, whatever the devices' order."""
+    wanted = request.spec.parallel
+    refusal = _never(request)
+    if refusal:
+        return Infeasible(reason=refusal, forever=True)
+    islands = _islands(request)
+    total = sum(len(island) for island in islands)
+    least = max(wanted.min_devices, (wanted.tp or 1) * (wanted.pp or 1) * (wanted.dp or 1))
+    if total < least:
+        return Infeasible(reason=f"needs {least} devices, {total} usable; lower {_lower(request)} or wait for a node")
+    best: tuple[tuple[float, ...], Degrees, list[tuple[Device, ...]]] | None = None
+    why_not = ""
+    for degrees in _degrees(request, total):
+        groups = _groups(islands, degrees, request.keep)
+        if groups is None:
+            why_not = why_not or f"{degrees} does not fit: tp {degrees.tp} needs that many devices free on one node"
+            continue
+        short = _too_big(request, degrees, groups)
+        if short:
+            why_not = why_not or short
+            continue
+        score = (_cost(request, degrees), -degrees.devices, degrees.tp, degrees.pp)
+        if best is None or score < best[0]:
+            best = (score, degrees, groups)
+    if best is None:
+        return Infeasible(reason=why_not or f"no tp x pp x dp of {total} devices fits the job's constraints; lower them")
+    _, degrees, groups = best
+    return _plan(request, degrees, groups, total)
+
+
+def _never(request: ChoosePlan) -> str:
+    """Why no cluster could run it, in one sentence, or nothing."""
+    wanted, profile, train = request.spec.parallel, request.profile, request.spec.train
+    for divisor in profile.divisors:
+        if wanted.tp and divisor.value % wanted.tp:
+            return f"parallel.tp {wanted.tp} does not divide {divisor.field} {divisor.value}; choose a divisor of both"
+    if wanted.pp and wanted.pp > profile.num_layers:
+        return f"parallel.pp {wanted.pp} exceeds the program's {profile.num_layers} layers; lower pp"
+    if wanted.pp and wanted.pp > train.micro_batches // (wanted.dp or 1):
+        return (
+            f"parallel.pp {wanted.pp} exceeds the {train.micro_batches // (wanted.dp or 1)} micro-batches of a pipeline; "
+            "lower pp or dp, or raise train.micro_batches"
+        )
+    if wanted.dp and wanted.dp > train.micro_batches:
+        return f"parallel.dp {wanted.dp} exceeds train.micro_batches {train.micro_batches}; lower dp"
+    return ""
+
+
+def _lower(request: ChoosePlan) -> str:
+    wanted = request.spec.parallel
+    named = [name for name in ("dp", "pp", "tp") if (getattr(wanted, name) or 1) > 1]
+    return named[0] if named else "min_devices"
+
+
+def _islands(request: ChoosePlan) -> list[list[Device]]:
+    """Devices by node, nodes in order: a tp group never leaves its node."""
+    by_node: dict[NodeId, list[Device]] = defaultdict(list)
+    for device, _ in sorted(request.devices):
+        by_node[device.node].append(device)
+    return [by_node[node] for node in sorted(by_node)]
+
+
+def _degrees(request: ChoosePlan, total: int) -> Iterator[Degrees]:
+    wanted, profile, ids = request.spec.parallel, request.profile, request.spec.train.micro_batches
+    for tp in [wanted.tp] if wanted.tp else range(1, total + 1):
+        if any(divisor.value % tp for divisor in profile.divisors):
+            continue
+        for pp in [wanted.pp] if wanted.pp else range(1, min(total // tp, profile.num_layers) + 1):
+            for dp in [wanted.dp] if wanted.dp else range(1, total // (tp * pp) + 1):
+                found = Degrees(tp, pp, dp)
+                if wanted.min_devices <= found.devices <= total and pp <= ids // dp:
+                    yield found
+
+
+def _groups(islands: list[list[Device]], degrees: Degrees, keep: tuple[Device, ...]) -> list[tuple[Device, ...]] | None:
+    """pp * dp tp-groups, those that hold state first; None where they do not fit."""
+    held = set(keep)
+    found = [
+        tuple(island[i : i + degrees.tp])
+        for island in (sorted(island, key=lambda d: (d not in held, d)) for island in islands)
+        for i in range(0, len(island) - degrees.tp + 1, degrees.tp)
+    ]
+    if len(found) < degrees.pp * degrees.dp:
+        return None
+    chosen = sorted(found, key=lambda group: (-sum(d in held for d in group), group))[: degrees.pp * degrees.dp]
+    return sorted(tuple(sorted(group)) for group in chosen)
+
+
+def _too_big(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]]) -> str:
+    """Why the plan does not fit memory, or nothing."""
+    profile, train = request.profile, request.spec.train
+    shares = degrees.tp * degrees.pp
+    mirrored = 1 + request.spec.recovery.mirrors
+    per_param = 8 + (STATE_BYTES - 4) * mirrored / degrees.dp
+    in_flight = min(degrees.pp, train.micro_batches // degrees.dp)
+    layers = -(-profile.num_layers // degrees.pp)
+    need = profile.num_params / shares * per_param + profile.activation_bytes * layers * in_flight / degrees.tp
+    kinds = dict(request.devices)
+    have = min(KINDS.get(kinds[device], KINDS["cpu"]).memory_bytes for group in groups for device in group)
+    if need <= have:
+        return ""
+    return f"{degrees} needs {need / 2**30:.1f} GiB a device, {have / 2**30:.0f} are there; raise tp or pp"
+
+
+def _cost(request: ChoosePlan, degrees: Degrees) -> float:
+    """Time of a step in units of one layer of one micro-batch on one device."""
+    ids = -(-request.spec.train.micro_batches // degrees.dp)
+    stage = -(-request.profile.num_layers // degrees.pp) / degrees.tp * (1 + TP_PENALTY * (degrees.tp - 1))
+    return (ids + degrees.pp - 1) * stage
+
+
+def _plan(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]], total: int) -> Plan:
+    bounds = _layer_bounds(request.profile, degrees.pp)
+    ids = request.spec.train.micro_batches
+    # Groups are ordered by node, so consecutive stages of one pipeline tend to sit on different nodes and a stage's
+    # replicas too: the first dp groups are stage 0 of every pipeline, and so on.
+    pipelines = tuple(
+        Pipeline(
+            stages=tuple(
+                Stage(first=bounds[s], last=bounds[s + 1], devices=groups[s * degrees.dp + p]) for s in range(degrees.pp)
+            ),
+            micro_batches=tuple(range(ids * p // degrees.dp, ids * (p + 1) // degrees.dp)),
+        )
+        for p in range(degrees.dp)
+    )
+    idle = total - degrees.devices
+    left = f", {idle} idle" if idle else ""
+    return Plan(pipelines=pipelines, reason=f"{degrees} is the fastest estimate on {total} usable devices{left}")
+
+
+def _layer_bounds(profile: Profile, stages: int) -> list[int]:
+    """Cut layers where the running parameter count passes each stage's share, at least one layer a stage."""
+    weight = [0.0] * profile.num_layers
+    for line in profile.lines:
+        weight[line.layers[0]] += line.numel
+    total, bounds, running = sum(weight), [0], 0.0
+    for layer, size in enumerate(weight):
+        running += size
+        left_layers, left_stages = profile.num_layers - layer - 1, stages - len(bounds)
+        if (
+            left_stages
+            and layer + 1 > bounds[-1]
+            and (running >= total * len(bounds) / stages or left_layers == left_stages)
+        ):
+            bounds.append(layer + 1)
+    return [*bounds, profile.num_layers]

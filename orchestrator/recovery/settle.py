@@ -1,0 +1,36 @@
+"""What a broken generation had committed: one pure function of its reports (design: the settlement table)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orchestrator.domain.generation import Answer, RankReport, Settlement
+from orchestrator.domain.ids import Device, Generation, Step
+
+
+def settle(
+    generation: Generation, committed: Step, last_answer: Answer | None, reports: Mapping[Device, RankReport]
+) -> Settlement:
+    """The step everybody continues from, never below `committed`, and who holds it whole.
+
+    If anybody passed the vote for s, then every holder has the complete gradient of s, and s is committed. If nobody did,
+    s is run again: whoever had only voted goes on from s-1, which it still holds.
+    """
+    answers = [report.answer for report in reports.values() if report.answer]
+    newest = max(answers, key=lambda answer: answer.step, default=last_answer)
+    step = max(committed, newest.step if newest else Step(0))
+    answer = next((a for a in (newest, last_answer) if a is not None and a.step == step), None)
+    holders = tuple(
+        (device, report.held.generation)
+        for device, report in sorted(reports.items())
+        if report.held is not None and _can_reach(report, step, answer)
+    )
+    return Settlement(generation=generation, step=step, answer=answer, holders=holders)
+
+
+def _can_reach(report: RankReport, step: Step, answer: Answer | None) -> bool:
+    assert report.held is not None
+    if report.held.step == step:
+        return True
+    # Voted and not updated: its reduced gradient of `step` is complete, it only has to apply the recorded answer.
+    return report.held.step == step - 1 and report.voted == step and answer is not None

@@ -1,0 +1,46 @@
+"""How long a job may stay as it is: a pure function of its record, so that a new supervisor restarts every deadline.
+
+A key names what is waited for; the loop starts a timer when a key appears and forgets it when the key goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orchestrator.domain.job import JobRecord, Probing, Reforming, Starting, Stopping
+
+PROBE_S = 120.0
+OPEN_S = 180.0
+"""A host that starts: imports, data, warm-up; on a loaded machine this takes tens of seconds."""
+PREPARE_S = 30.0
+FORM_S = 60.0
+"""Connecting, restoring and the first step's warm-up."""
+REPORT_MARGIN_S = 1.5
+"""Beyond leave_s, after which a host kills a rank that has not left and reports it as exited."""
+STOP_S = 20.0
+
+
+def deadlines(record: JobRecord) -> Mapping[str, float]:
+    """key -> seconds the job may wait for it."""
+    state = record.state
+    match state:
+        case Probing():
+            return {"probe": PROBE_S}
+        case Starting(forming=forming):
+            if forming.formed:
+                return {f"form:{forming.generation}": FORM_S}
+            return {f"open:{forming.generation}": OPEN_S}
+        case Reforming(closing=closing, forming=next_one):
+            found: dict[str, float] = {}
+            if closing.settlement is None:
+                found[f"settle:{closing.generation}"] = record.spec.recovery.leave_s + REPORT_MARGIN_S
+            elif next_one and next_one.formed:
+                found[f"form:{next_one.generation}"] = FORM_S
+            elif next_one:
+                cold = any(node not in record.warm for node in next_one.plan.nodes)
+                found[f"prepare:{next_one.generation}"] = OPEN_S if cold else PREPARE_S
+            return found
+        case Stopping():
+            return {"stop": STOP_S}
+        case _:
+            return {}

@@ -1,0 +1,113 @@
+"""One job while the kernel works on it: its record so far, and what has been said and asked for in this step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.domain.effects import CallHost, Effect
+from orchestrator.domain.events import HistoryEntry, StepRecord
+from orchestrator.domain.ids import Device, EffectId, Generation, NodeId
+from orchestrator.domain.job import TERMINAL, Incident, JobRecord, JobState
+from orchestrator.domain.protocol import HostRequest
+from orchestrator.jobs.status import status_of
+from orchestrator.jobs.transitions import check
+
+MAX_INCIDENTS = 100
+"""Kept in a record; older ones stay in the history stream."""
+
+
+class Draft:
+    """Mutable, and alive for one kernel step only.
+
+    now: wall clock, for people. usable: devices of living nodes that no other job holds, this job's own included.
+    num_devices: of each living node. root: the folder every node sees.
+    """
+
+    def __init__(
+        self, record: JobRecord, now: float, usable: frozenset[Device], num_devices: Mapping[NodeId, int], root: str
+    ) -> None:
+        self.before = record
+        self.record = record
+        self.now = now
+        self.usable = usable
+        self.num_devices = num_devices
+        self.root = root
+        self.history: list[HistoryEntry] = []
+        self.steps: list[StepRecord] = []
+        self.effects: dict[EffectId, Effect] = {}
+
+    @property
+    def state(self) -> JobState:
+        return self.record.state
+
+    @property
+    def is_over(self) -> bool:
+        return isinstance(self.record.state, TERMINAL)
+
+    def set(self, **changes: Any) -> None:
+        self.record = replace(self.record, **changes)
+
+    def become(self, state: JobState) -> None:
+        self.set(state=check(self.record.state, state))
+
+    def emit(self, effect: Effect) -> None:
+        identity = EffectId(f"{self.record.id}:{self.record.next_effect}")
+        self.effects[identity] = effect
+        self.set(
+            next_effect=self.record.next_effect + 1,
+            outbox={**self.record.outbox, identity: effect},
+        )
+
+    def call(self, node: NodeId, request: HostRequest) -> None:
+        self.emit(CallHost(job=self.record.id, node=node, request=request))
+
+    def done(self, effect: EffectId) -> None:
+        if effect in self.record.outbox:
+            self.set(outbox={i: e for i, e in self.record.outbox.items() if i != effect})
+
+    def say(self, kind: str, message: str, **data: object) -> None:
+        self.history.append(
+            HistoryEntry(
+                job=self.record.id,
+                at=self.now,
+                type=kind,
+                message=message,
+                status=status_of(self.record.state),
+                generation=self.record.generation,
+                step=self.record.committed,
+                data=data,
+            )
+        )
+
+    # --- the incident under way -------------------------------------------------------------------------------------------
+
+    @property
+    def incident(self) -> Incident | None:
+        return self.record.incidents[-1] if self.record.incidents else None
+
+    def open_incident(self, incident: Incident) -> None:
+        self.set(incidents=(*self.record.incidents, incident)[-MAX_INCIDENTS:])
+
+    def update_incident(self, *, phases: Mapping[str, float] | None = None, **changes: Any) -> None:
+        last = self.incident
+        if last is not None:
+            merged = replace(last, phases={**last.phases, **(phases or {})}, **changes)
+            self.set(incidents=(*self.record.incidents[:-1], merged))
+
+    # --- what is known of hosts -------------------------------------------------------------------------------------------
+
+    def forget_host(self, node: NodeId) -> None:
+        self.set(
+            hosts=self.record.hosts - {node},
+            warm=self.record.warm - {node},
+            unreachable=self.record.unreachable - {node},
+            pids={device: pid for device, pid in self.record.pids.items() if device.node != node},
+        )
+
+    def next_generation(self) -> Generation:
+        return Generation(self.record.generation + 1)
+
+    def warm_devices(self, usable: frozenset[Device]) -> frozenset[Device]:
+        return frozenset(device for device in usable if device.node in self.record.warm)

@@ -1,0 +1,192 @@
+"""Building the next generation: hosts open, seats are prepared, then all are told to form and where state comes from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.domain.generation import Settlement
+from orchestrator.domain.ids import Device, Generation, NodeId, Step
+from orchestrator.domain.job import Forming, Queued, Reforming, Running, Starting
+from orchestrator.domain.plan import Plan
+from orchestrator.domain.protocol import FormGeneration, FromMemory, OpenHost, PrepareSeats, SeatsPrepared
+from orchestrator.recovery.restore import RestorePlan, choose_restore, cold_restore
+
+from .draft import Draft
+
+
+def begin_forming(draft: Draft, plan: Plan) -> None:
+    """Take `plan` as the next generation's: open the hosts it lacks, prepare seats where hosts are warm."""
+    generation = draft.next_generation()
+    forming = Forming(generation=generation, plan=plan)
+    state = draft.state
+    draft.set(generation=generation, plans={**draft.record.plans, generation: plan}, target=None)
+    if isinstance(state, Queued):
+        draft.become(Starting(forming=forming))
+    else:
+        assert isinstance(state, Reforming)
+        draft.become(replace(state, forming=forming, waiting=None))
+        draft.update_incident(next_generation=generation, decision=plan.reason or plan.describe())
+    for node in plan.nodes:
+        open_host(draft, node)
+        if node in draft.record.warm:
+            _prepare(draft, forming, node)
+
+
+def open_host(draft: Draft, node: NodeId) -> None:
+    """Ask for a host on a node, once."""
+    record = draft.record
+    if node in record.hosts:
+        return
+    assert record.profile is not None
+    draft.set(hosts=record.hosts | {node})
+    draft.call(
+        node,
+        OpenHost(
+            job=record.id,
+            node=node,
+            num_devices=draft.num_devices.get(node, 1),
+            spec=record.spec,
+            profile=record.profile,
+            checkpoint_dir=f"{draft.root}/jobs/{record.id}/checkpoints",
+            log_dir=f"{draft.root}/jobs/{record.id}/logs",
+        ),
+    )
+
+
+def host_opened(draft: Draft, node: NodeId) -> None:
+    draft.set(warm=draft.record.warm | {node})
+    forming = current_forming(draft)
+    if forming and node in forming.plan.nodes:
+        _prepare(draft, forming, node)
+
+
+def seats_prepared(draft: Draft, said: SeatsPrepared) -> None:
+    draft.set(pids={**draft.record.pids, **said.pids})
+    forming = current_forming(draft)
+    if forming is None or said.generation != forming.generation or forming.formed:
+        return
+    _set_forming(draft, replace(forming, addresses={**forming.addresses, **said.addresses}))
+    try_form(draft)
+
+
+def prepare_again(draft: Draft, device: Device) -> None:
+    """The rank on `device` died before its generation was formed; its host is fine."""
+    forming = current_forming(draft)
+    if forming and not forming.formed and device in forming.plan.seat_of:
+        left = {d: a for d, a in forming.addresses.items() if d != device}
+        _set_forming(draft, replace(forming, addresses=left))
+        if device.node in draft.record.warm:
+            _prepare(draft, forming, device.node)
+
+
+def try_form(draft: Draft) -> None:
+    """Send the form once every seat has an address and the generation before it is settled."""
+    state = draft.state
+    forming = current_forming(draft)
+    if forming is None or forming.formed or any(device not in forming.addresses for device in forming.plan.devices):
+        return
+    settlement = state.closing.settlement if isinstance(state, Reforming) else None
+    if isinstance(state, Reforming) and settlement is None:
+        return
+    restore = _restore(draft, forming, settlement)
+    donors: tuple[Device, ...] = ()
+    addresses = dict(forming.addresses)
+    if isinstance(restore.restore, FromMemory):
+        senders = {move.source for move in restore.restore.moves if move.source != move.target}
+        donors = tuple(sorted(senders - set(forming.plan.devices)))
+    _set_forming(draft, replace(forming, formed=True))
+    _note(draft, restore)
+    for node in sorted({*forming.plan.nodes, *(device.node for device in donors)}):
+        draft.call(
+            node,
+            FormGeneration(
+                generation=forming.generation,
+                plan=forming.plan,
+                addresses=addresses,
+                restore=restore.restore,
+                committed=restore.step,
+                donors=donors,
+            ),
+        )
+
+
+def rank_ready(draft: Draft, device: Device, generation: Generation, phases: dict[str, float]) -> None:
+    forming = current_forming(draft)
+    if forming is None or generation != forming.generation or not forming.formed:
+        return
+    incident = draft.incident
+    if incident and incident.next_generation == generation:
+        slowest = {name: max(seconds, incident.phases.get(name, 0.0)) for name, seconds in phases.items()}
+        draft.update_incident(phases=slowest)
+    ready = forming.ready | {device}
+    _set_forming(draft, replace(forming, ready=ready))
+    if ready >= set(forming.plan.devices):
+        now_running(draft)
+
+
+def now_running(draft: Draft) -> None:
+    """Everybody is ready, or a step of the new generation has passed, which proves it."""
+    forming = current_forming(draft)
+    assert forming is not None
+    incident = draft.incident
+    if incident and incident.next_generation == forming.generation and incident.formed_at:
+        draft.update_incident(phases={"restore": max(0.0, draft.now - incident.formed_at)})
+    draft.become(Running(generation=forming.generation, plan=forming.plan))
+    draft.set(
+        plans={forming.generation: forming.plan},
+        started_at=draft.record.started_at or draft.now,
+        last_step_at=None,
+    )
+    draft.say("running", f"generation {forming.generation} trains: {forming.plan.describe()}")
+
+
+def current_forming(draft: Draft) -> Forming | None:
+    state = draft.state
+    return state.forming if isinstance(state, Starting | Reforming) else None
+
+
+def _set_forming(draft: Draft, forming: Forming) -> None:
+    state = draft.state
+    assert isinstance(state, Starting | Reforming)
+    draft.become(replace(state, forming=forming))
+
+
+def _prepare(draft: Draft, forming: Forming, node: NodeId) -> None:
+    devices = tuple(device for device in forming.plan.devices if device.node == node)
+    draft.call(node, PrepareSeats(generation=forming.generation, devices=devices))
+
+
+def _restore(draft: Draft, forming: Forming, settlement: Settlement | None) -> RestorePlan:
+    record = draft.record
+    if settlement is None:
+        return cold_restore(record.checkpoint)
+    assert record.profile is not None
+    living = frozenset(record.pids) - (draft.state.lost if isinstance(draft.state, Reforming) else frozenset())
+    return choose_restore(
+        settlement=settlement,
+        plans=record.plans,
+        usable=living,
+        target=forming.plan,
+        profile=record.profile,
+        mirrors=record.spec.recovery.mirrors,
+        checkpoint=record.checkpoint,
+    )
+
+
+def _note(draft: Draft, restore: RestorePlan) -> None:
+    """Take the step training goes on from into the record, with what it cost."""
+    rolled_back = max(0, draft.record.committed - restore.step)
+    incident = draft.incident
+    if isinstance(draft.state, Reforming) and incident:
+        waited = max(0.0, draft.now - (incident.closed_at or draft.now))
+        draft.update_incident(
+            phases={"prepare": waited},
+            formed_at=draft.now,
+            committed=restore.step,
+            rolled_back=incident.rolled_back + rolled_back,
+            source=restore.reason,
+            moved_elements=restore.moved_elements,
+        )
+    if rolled_back:
+        draft.set(committed=Step(restore.step), last_answer=None)
+        draft.say("rolled_back", f"{rolled_back} committed steps are run again: {restore.reason}", steps=rolled_back)

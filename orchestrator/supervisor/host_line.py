@@ -1,0 +1,114 @@
+"""The supervisor's line to one host: requests in order, one poll after another, trouble told as it is.
+
+Knows nothing of jobs' states: what a silence or an end means is the kernel's to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import structlog
+
+from orchestrator.domain.errors import StaleTerm
+from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostLost, HostSaid, Input
+from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
+from orchestrator.domain.protocol import CloseHost, HostRequest, OpenHost, StepsPassed
+from orchestrator.ports import Cluster, HostGone, HostUnreachable
+
+POLL_S = 0.5
+"""How long a host may hold a poll: its heartbeat."""
+RETRY_S = 0.2
+
+log = structlog.get_logger()
+Tell = Callable[..., None]
+
+
+class HostLine:
+    """tell(input, urgent, number): hands an input to the loop; `number` is the host's, acknowledged once recorded."""
+
+    def __init__(self, *, cluster: Cluster, job: JobId, node: NodeId, term: Term, tell: Tell) -> None:
+        self._cluster = cluster
+        self._job = job
+        self._node = node
+        self._term = term
+        self._tell = tell
+        self._requests: asyncio.Queue[tuple[EffectId, HostRequest]] = asyncio.Queue()
+        self._acked = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._opened = asyncio.Event()
+
+    def start(self, *, attached: bool) -> None:
+        """attached: the host was opened by an earlier supervisor, so polling can begin before any request."""
+        if attached:
+            self._opened.set()
+        self._tasks = [asyncio.create_task(self._send_all()), asyncio.create_task(self._poll_all())]
+
+    def send(self, effect: EffectId, request: HostRequest) -> None:
+        self._requests.put_nowait((effect, request))
+
+    def acknowledge(self, number: int) -> None:
+        self._acked = max(self._acked, number)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _send_all(self) -> None:
+        while True:
+            effect, request = await self._requests.get()
+            await self._send(effect, request)
+
+    async def _send(self, effect: EffectId, request: HostRequest) -> None:
+        while True:
+            try:
+                await self._cluster.call(self._job, self._node, self._term, effect, request)
+            except HostGone as error:
+                self._lost(Contact.GONE, str(error))
+            except HostUnreachable as error:
+                self._lost(Contact.UNREACHABLE, str(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            except StaleTerm:
+                return
+            else:
+                if isinstance(request, OpenHost):
+                    self._opened.set()
+            if isinstance(request, CloseHost):
+                self._say(HostClosed(job=self._job, node=self._node))
+            self._tell(EffectDone(job=self._job, effect=effect), urgent=False)
+            return
+
+    async def _poll_all(self) -> None:
+        await self._opened.wait()
+        after, silent = 0, False
+        while True:
+            try:
+                envelopes = await self._cluster.poll(self._job, self._node, self._term, after, self._acked, POLL_S)
+            except HostGone as error:
+                self._lost(Contact.GONE, str(error))
+                return
+            except HostUnreachable as error:
+                if not silent:
+                    self._lost(Contact.UNREACHABLE, str(error))
+                silent = True
+                await asyncio.sleep(RETRY_S)
+                continue
+            except StaleTerm:
+                log.warning("stale_term", node=self._node, term=self._term)
+                return
+            silent = False
+            for envelope in envelopes:
+                after = max(after, envelope.number)
+                said = HostSaid(job=self._job, node=self._node, event=envelope.event)
+                self._tell(said, urgent=not isinstance(envelope.event, StepsPassed), line=self, number=envelope.number)
+
+    def _lost(self, contact: Contact, message: str) -> None:
+        self._say(HostLost(job=self._job, node=self._node, contact=contact, message=message))
+
+    def _say(self, said: Input) -> None:
+        self._tell(said, urgent=True)

@@ -1,0 +1,270 @@
+"""A generation ends: it is closed, everybody reports once, the answer is recorded; the next is planned meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from orchestrator.domain.generation import Answer, RankReport
+from orchestrator.domain.ids import Device, Generation, NodeId
+from orchestrator.domain.job import Cause, Closing, Failed, Fault, Incident, Reforming, Running, Starting
+from orchestrator.domain.plan import Plan
+from orchestrator.domain.protocol import CloseGeneration
+from orchestrator.recovery.settle import settle
+
+from .draft import Draft
+from .forming import begin_forming, prepare_again, try_form
+from .stopping import stop
+from .training import record_step
+
+
+def begin_reform(
+    draft: Draft,
+    fault: Fault,
+    *,
+    lost: frozenset[Device] = frozenset(),
+    reports: Mapping[Device, RankReport] | None = None,
+    target: Plan | None = None,
+) -> None:
+    """Close what runs or forms now. `lost` have no process any more; `target`: the next plan where it is known already."""
+    state = draft.state
+    assert isinstance(state, Running | Starting | Reforming)
+    generation, plan, members = _broken(draft)
+    if fault.cause not in (Cause.GROW, Cause.SHRINK):
+        draft.set(failures_in_a_row=draft.record.failures_in_a_row + 1)
+    if draft.record.failures_in_a_row > draft.record.spec.recovery.max_attempts:
+        stop(
+            draft,
+            Failed(
+                at=draft.now,
+                message=f"{draft.record.failures_in_a_row} generations in a row ended without a committed step; "
+                f"the last fault: {fault.message}",
+            ),
+        )
+        return
+    again = isinstance(state, Reforming)
+    # Devices lost earlier have new processes by now, which report like everybody else.
+    said = {d: r for d, r in (reports or {}).items() if r.generation == generation}
+    closing = Closing(generation=generation, awaited=members - lost - set(said), reports=said)
+    reforming = Reforming(
+        fault=fault,
+        closing=closing,
+        forming=None,
+        lost=lost,
+        attempt=state.attempt + 1 if isinstance(state, Reforming) else 1,
+    )
+    draft.become(reforming)
+    draft.set(saving={}, target=None, considered=frozenset(), planning=False)
+    if again:
+        draft.update_incident(attempts=reforming.attempt)
+    else:
+        draft.open_incident(
+            Incident(
+                number=len(draft.record.incidents) + 1,
+                fault=fault,
+                generation=generation,
+                committed=draft.record.committed,
+                phases={"detect": max(0.0, draft.now - fault.at)},
+                closed_at=draft.now,
+            )
+        )
+    draft.say(
+        "generation_closing",
+        f"generation {generation} is closed: {fault.message}",
+        cause=fault.cause,
+        lost=[str(device) for device in sorted(lost)],
+    )
+    for node in sorted({device.node for device in members} & draft.record.hosts):
+        draft.call(node, CloseGeneration(generation=generation))
+    _choose_next(draft, plan, target)
+    try_settle(draft)
+
+
+def _broken(draft: Draft) -> tuple[Generation, Plan, frozenset[Device]]:
+    """The generation that ends, its plan, and whose reports settle it."""
+    state = draft.state
+    if isinstance(state, Running):
+        return state.generation, state.plan, frozenset(state.plan.devices)
+    if isinstance(state, Starting):
+        return state.forming.generation, state.forming.plan, frozenset(state.forming.addresses)
+    assert isinstance(state, Reforming)
+    assert state.forming is not None
+    # Donors and survivors without a seat hold state too: everybody who has a process is asked.
+    return state.forming.generation, state.forming.plan, frozenset(draft.record.pids)
+
+
+def _choose_next(draft: Draft, plan: Plan, target: Plan | None) -> None:
+    """Rung 1 of the ladder needs no planning: every node is there, so the same plan is formed again."""
+    if target is not None:
+        begin_forming(draft, target)
+    elif all(node in draft.record.hosts for node in plan.nodes) and draft.usable >= set(plan.devices):
+        begin_forming(draft, replace(plan, reason=f"same plan, lost ranks are forked again: {plan.describe()}"))
+
+
+# --- while it closes -----------------------------------------------------------------------------------------------------
+
+
+def rank_reported(draft: Draft, report: RankReport) -> None:
+    """A survivor left. In a running generation that is news: somebody it talked to is gone."""
+    state = draft.state
+    if isinstance(state, Reforming) and report.generation == state.closing.generation:
+        _take_report(draft, report)
+    elif _is_current(draft, report.generation):
+        begin_reform(draft, _link_fault(draft, report), reports={report.device: report})
+
+
+def rank_exited(draft: Draft, device: Device, report: RankReport, fault: Fault) -> None:
+    """A rank's process is gone and its host lives."""
+    draft.set(pids={d: pid for d, pid in draft.record.pids.items() if d != device})
+    state = draft.state
+    if isinstance(state, Running):
+        if device in state.plan.seat_of:
+            begin_reform(draft, fault, lost=frozenset({device}), reports={device: report})
+        return
+    if isinstance(state, Starting):
+        if state.forming.formed:
+            begin_reform(draft, fault, lost=frozenset({device}), reports={device: report})
+        else:
+            prepare_again(draft, device)
+        return
+    if not isinstance(state, Reforming):
+        return
+    if state.fault.cause is Cause.LINK_LOST:  # survivors felt it before its host said why
+        draft.become(replace(state, fault=replace(fault, at=min(fault.at, state.fault.at))))
+        draft.update_incident(fault=replace(fault, at=min(fault.at, state.fault.at)))
+    _lose(draft, frozenset({device}), {device: report}, fault)
+    prepare_again(draft, device)
+    try_settle(draft)
+
+
+def host_lost(draft: Draft, node: NodeId, fault: Fault) -> None:
+    """A host's process is known to have ended, and its ranks with it."""
+    had = frozenset(device for device in draft.record.pids if device.node == node)
+    draft.forget_host(node)
+    state = draft.state
+    if isinstance(state, Running) and node in state.plan.nodes:
+        begin_reform(draft, fault, lost=frozenset(d for d in state.plan.devices if d.node == node))
+    elif isinstance(state, Starting) and node in state.forming.plan.nodes:
+        begin_reform(draft, fault, lost=frozenset(d for d in state.forming.plan.devices if d.node == node))
+    elif isinstance(state, Reforming):
+        if state.fault.cause is Cause.LINK_LOST:
+            draft.become(replace(state, fault=replace(fault, at=min(fault.at, state.fault.at))))
+            draft.update_incident(fault=replace(fault, at=min(fault.at, state.fault.at)))
+        gone = had | {d for d in state.closing.awaited if d.node == node}
+        _lose(draft, frozenset(gone), {}, fault)
+        _drop_plan_on(draft, node)
+        try_settle(draft)
+    if draft.record.target and node in draft.record.target.nodes:
+        draft.set(target=None)
+
+
+def _lose(draft: Draft, devices: frozenset[Device], reports: Mapping[Device, RankReport], fault: Fault) -> None:
+    """More of them are gone: a second failure closes a formed successor too; an unformed one goes on forming."""
+    state = draft.state
+    assert isinstance(state, Reforming)
+    if state.forming and state.forming.formed and devices & set(state.forming.addresses):
+        begin_reform(draft, fault, lost=devices, reports=reports)
+        return
+    said = {d: r for d, r in reports.items() if r.generation == state.closing.generation}
+    closing = replace(state.closing, awaited=state.closing.awaited - devices, reports={**said, **state.closing.reports})
+    draft.become(replace(state, closing=closing, lost=state.lost | devices))
+
+
+def _drop_plan_on(draft: Draft, node: NodeId) -> None:
+    state = draft.state
+    if not isinstance(state, Reforming) or state.forming is None or state.forming.formed:
+        return
+    if node in state.forming.plan.nodes:
+        draft.become(replace(state, forming=None))
+        draft.set(considered=frozenset())
+
+
+def _take_report(draft: Draft, report: RankReport) -> None:
+    state = draft.state
+    assert isinstance(state, Reforming)
+    if state.closing.settlement is not None or report.device in state.lost:
+        return  # later reports of a settled generation change nothing
+    closing = replace(
+        state.closing,
+        awaited=state.closing.awaited - {report.device},
+        reports={**state.closing.reports, report.device: report},
+    )
+    draft.become(replace(state, closing=closing))
+    try_settle(draft)
+
+
+def try_settle(draft: Draft) -> None:
+    """Record the answer once everybody has reported or is known to be gone."""
+    state = draft.state
+    if not isinstance(state, Reforming) or state.closing.awaited or state.closing.settlement:
+        return
+    record = draft.record
+    settlement = settle(state.closing.generation, record.committed, record.last_answer, state.closing.reports)
+    if settlement.answer and settlement.step > record.committed:
+        _record_unreported(draft, settlement.generation, settlement.answer)
+    draft.become(replace(state, closing=replace(state.closing, settlement=settlement)))
+    incident = draft.incident
+    if incident and incident.closed_at:
+        draft.update_incident(phases={"settle": max(0.0, draft.now - incident.closed_at)}, closed_at=draft.now)
+    held = {generation for _, generation in settlement.holders}
+    forming = draft.state.forming.generation if isinstance(draft.state, Reforming) and draft.state.forming else None
+    draft.set(plans={g: p for g, p in record.plans.items() if g in held or g == forming})
+    draft.say(
+        "settled",
+        f"generation {settlement.generation} had committed step {settlement.step}; {len(settlement.holders)} ranks hold it",
+        step=settlement.step,
+    )
+    try_form(draft)
+
+
+def _record_unreported(draft: Draft, generation: Generation, answer: Answer) -> None:
+    record_step(draft, generation, answer, draft.now)
+
+
+def give_up_waiting(draft: Draft) -> None:
+    """The deadline for reports ran out: whoever has not answered is treated as gone, and its host is not used again.
+
+    Safe, because at least one rank of the generation has left, so no later step of it can pass.
+    """
+    state = draft.state
+    assert isinstance(state, Reforming)
+    silent = {device.node for device in state.closing.awaited}
+    fault = replace(state.fault, message=f"no report from {', '.join(sorted(silent))}")
+    for node in sorted(silent):
+        host_lost(draft, node, fault)
+
+
+# --- evidence ------------------------------------------------------------------------------------------------------------
+
+
+def suspects(draft: Draft) -> frozenset[NodeId]:
+    """Nodes to whose ranks a survivor's connection broke: positive evidence, where the node does not answer either."""
+    state = draft.state
+    if not isinstance(state, Reforming):
+        return frozenset()
+    plan = draft.record.plans.get(state.closing.generation)
+    lost = {report.lost_peer for report in state.closing.reports.values() if report.lost_peer is not None}
+    return frozenset(plan.seats[rank].device.node for rank in lost if rank < plan.world_size) if plan else frozenset()
+
+
+def _link_fault(draft: Draft, report: RankReport) -> Fault:
+    plan = draft.record.plans.get(report.generation)
+    peer = report.lost_peer
+    if plan is None or peer is None or peer >= plan.world_size:
+        return Fault(cause=Cause.LINK_LOST, message=f"{report.device} left by itself: {report.cause}", at=draft.now)
+    suspect = plan.seats[peer].device
+    return Fault(
+        cause=Cause.LINK_LOST,
+        message=f"the connection of {report.device} to rank {peer} on {suspect} broke",
+        at=draft.now,
+        devices=(suspect,),
+    )
+
+
+def _is_current(draft: Draft, generation: Generation) -> bool:
+    state = draft.state
+    if isinstance(state, Running):
+        return state.generation == generation
+    if isinstance(state, Starting | Reforming):
+        return bool(state.forming and state.forming.formed and state.forming.generation == generation)
+    return False

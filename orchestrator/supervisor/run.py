@@ -1,0 +1,334 @@
+"""The supervisor process: observe, let the kernel decide, commit, carry out. One asyncio loop around one pure function.
+
+It decides nothing itself. A supervisor that loses its lease stops at once; its successor loads the same records, carries
+out what is still in their outboxes, and polls the same hosts: nothing restarts because a supervisor did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from orchestrator.domain.effects import (
+    AddNode,
+    CallHost,
+    ChoosePlan,
+    CommitCheckpoint,
+    Effect,
+    KillNode,
+    ProbeProgram,
+)
+from orchestrator.domain.errors import EverstepError, Refused, StaleTerm, Unavailable
+from orchestrator.domain.events import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    DeadlinePassed,
+    EffectDone,
+    Input,
+    NodesSeen,
+    PlanChosen,
+    ProgramProbed,
+    ProgramRefused,
+)
+from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
+from orchestrator.domain.job import JobRecord
+from orchestrator.ports import Checkpoints, Cluster, Commit, NodeProvider, Planner, Prober, StateStore
+
+from .deadlines import deadlines
+from .host_line import HostLine
+from .kernel import State, Stepped, step
+
+LEASE_S = 6.0
+NODES_S = 0.5
+"""How often the cluster is looked at."""
+LAZY_S = 0.1
+"""How long routine news (passed steps, finished effects) may wait for company before it is committed."""
+RETRY_COMMIT_S = 0.2
+POLL_COMMANDS_S = 1.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Everything outside the kernel."""
+
+    store: StateStore
+    cluster: Cluster
+    provider: NodeProvider
+    prober: Prober
+    planner: Planner
+    checkpoints: Checkpoints
+
+
+class LeaseLost(EverstepError):
+    """Another supervisor may hold the jobs now; this one must not do anything more."""
+
+
+@dataclass(slots=True)
+class _News:
+    one: Input
+    line: HostLine | None = None
+    number: int = 0
+    cursor: str | None = None
+
+
+class Supervisor:
+    def __init__(self, *, world: World, root: str, holder: str, clock: Callable[[], float] = time.time) -> None:
+        self._world = world
+        self._root = root
+        self._holder = holder
+        self._clock = clock
+        self._news: list[_News] = []
+        self._urgent = asyncio.Event()
+        self._any = asyncio.Event()
+        self._lines: dict[tuple[JobId, NodeId], HostLine] = {}
+        self._timers: dict[tuple[JobId, str], float] = {}
+        self._running: set[asyncio.Future[None]] = set()
+        self._term = Term(0)
+        self._state = State(root=root)
+
+    async def serve(self) -> None:
+        """Runs until cancelled. Raises LeaseLost when it is no longer the one; starting again is the remedy."""
+        self._term = await self._acquire()
+        log.info("lease_acquired", holder=self._holder, term=self._term)
+        loaded = await self._world.store.load()
+        self._state = State(jobs=loaded.jobs, root=self._root)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_lease())
+                tasks.create_task(self._read_commands(loaded.cursor))
+                tasks.create_task(self._watch_nodes())
+                self._adopt()
+                tasks.create_task(self._loop())
+        finally:
+            for line in self._lines.values():
+                await line.stop()
+            for task in self._running:
+                task.cancel()
+            await self._world.store.release(self._holder, self._term)
+
+    # --- the loop ---------------------------------------------------------------------------------------------------------
+
+    async def _loop(self) -> None:
+        while True:
+            await self._wait_for_news()
+            news, self._news = self._news, []
+            self._urgent.clear()
+            self._any.clear()
+            stepped = step(self._clock(), self._state, [one.one for one in news])
+            cursor = next((one.cursor for one in reversed(news) if one.cursor), None)
+            await self._commit(stepped, cursor)
+            self._state = stepped.state
+            for one in news:
+                if one.line:
+                    one.line.acknowledge(one.number)
+            self._follow_hosts()
+            for identity, effect in stepped.effects.items():
+                self._carry_out(identity, effect)
+            for loose in stepped.loose:
+                self._start(self._provide(loose))
+            self._set_timers(stepped)
+
+    async def _wait_for_news(self) -> None:
+        """Urgent news at once, routine news after a moment, deadlines when they come."""
+        soonest = min(self._timers.values(), default=None)
+        timeout = None if soonest is None else max(0.0, soonest - time.monotonic())
+        try:
+            async with asyncio.timeout(timeout):
+                await self._any.wait()
+        except TimeoutError:
+            pass
+        else:
+            try:
+                async with asyncio.timeout(LAZY_S):
+                    await self._urgent.wait()
+            except TimeoutError:
+                pass
+        now = time.monotonic()
+        for (job, key), at in list(self._timers.items()):
+            if at <= now:
+                del self._timers[job, key]
+                self._news.append(_News(DeadlinePassed(job=job, key=key)))
+
+    async def _commit(self, stepped: Stepped, cursor: str | None) -> None:
+        commit = Commit(
+            jobs=stepped.changed,
+            history=stepped.history,
+            steps=stepped.steps,
+            nodes=stepped.state.nodes if stepped.nodes_changed else None,
+            cursor=cursor,
+        )
+        if commit.is_empty:
+            return
+        while True:
+            try:
+                await self._world.store.commit(self._term, commit)
+                return
+            except Unavailable as error:
+                # Training goes on meanwhile: nobody below needs an answer to make progress.
+                log.warning("store_unavailable", error=str(error))
+                await asyncio.sleep(RETRY_COMMIT_S)
+            except StaleTerm as error:
+                raise LeaseLost(str(error)) from error
+
+    def _set_timers(self, stepped: Stepped) -> None:
+        now = time.monotonic()
+        for job in stepped.changed:
+            wanted = deadlines(stepped.state.jobs[job]) if job in stepped.state.jobs else {}
+            for timer in [timer for timer in self._timers if timer[0] == job and timer[1] not in wanted]:
+                del self._timers[timer]
+            for key, seconds in wanted.items():
+                self._timers.setdefault((job, key), now + seconds)
+
+    def _adopt(self) -> None:
+        """Take up what an earlier supervisor left: poll its hosts, carry out what it had committed, restart deadlines."""
+        self._follow_hosts(attached=True)
+        now = time.monotonic()
+        for job, record in self._state.jobs.items():
+            log.info("job_adopted", job=job, state=type(record.state).__name__, step=record.committed)
+            for identity, effect in record.outbox.items():
+                self._carry_out(identity, effect)
+            self._timers.update({(job, key): now + seconds for key, seconds in deadlines(record).items()})
+
+    # --- hosts ------------------------------------------------------------------------------------------------------------
+
+    def _follow_hosts(self, *, attached: bool = False) -> None:
+        """A line to every host a job has asked for; none to others."""
+        wanted = {(job, node) for job, record in self._state.jobs.items() for node in record.hosts}
+        for key in wanted - set(self._lines):
+            line = HostLine(cluster=self._world.cluster, job=key[0], node=key[1], term=self._term, tell=self._tell)
+            self._lines[key] = line
+            line.start(attached=attached and not _opening(self._state.jobs[key[0]], key[1]))
+        for key in set(self._lines) - wanted:
+            self._start(self._lines.pop(key).stop())
+
+    def _tell(self, one: Input, *, urgent: bool, line: HostLine | None = None, number: int = 0) -> None:
+        self._news.append(_News(one, line, number))
+        self._any.set()
+        if urgent:
+            self._urgent.set()
+
+    # --- effects ----------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, identity: EffectId, effect: Effect) -> None:
+        match effect:
+            case CallHost(job=job, node=node, request=request):
+                line = self._lines.get((job, node))
+                if line is None:  # closed or lost meanwhile
+                    self._tell(EffectDone(job=job, effect=identity), urgent=False)
+                else:
+                    line.send(identity, request)
+            case ProbeProgram():
+                self._start(self._answer(identity, effect.job, self._probe(effect)))
+            case ChoosePlan():
+                self._start(self._answer(identity, effect.job, self._plan(effect)))
+            case CommitCheckpoint():
+                self._start(self._answer(identity, effect.job, self._checkpoint(effect)))
+            case KillNode() | AddNode():
+                self._start(self._provide(effect))
+
+    async def _answer(self, identity: EffectId, job: JobId, work: Awaitable[Input]) -> None:
+        """Carry out one effect and put its outcome before the word that it is done, so that both are in one commit."""
+        outcome = await work
+        self._tell(outcome, urgent=True)
+        self._tell(EffectDone(job=job, effect=identity), urgent=True)
+
+    async def _probe(self, effect: ProbeProgram) -> Input:
+        try:
+            return ProgramProbed(job=effect.job, profile=await self._world.prober.probe(effect.spec))
+        except Refused as error:
+            return ProgramRefused(job=effect.job, message=error.message)
+
+    async def _plan(self, effect: ChoosePlan) -> Input:
+        return PlanChosen(job=effect.job, generation=effect.generation, result=await self._world.planner.choose(effect))
+
+    async def _checkpoint(self, effect: CommitCheckpoint) -> Input:
+        try:
+            return CheckpointCommitted(job=effect.job, checkpoint=await self._world.checkpoints.commit(effect))
+        except (OSError, EverstepError) as error:
+            return CheckpointFailed(job=effect.job, step=effect.step, message=str(error))
+
+    async def _provide(self, effect: KillNode | AddNode) -> None:
+        try:
+            if isinstance(effect, KillNode):
+                await self._world.provider.kill(effect.node)
+            else:
+                node = await self._world.provider.add(effect.kind, effect.num_devices)
+                log.info("node_added", node=node, kind=effect.kind)
+        except (OSError, EverstepError) as error:
+            log.error("node_provider_failed", effect=type(effect).__name__, error=str(error))
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Future[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception():
+            log.error("effect_raised", exc_info=task.exception())
+
+    # --- what is watched --------------------------------------------------------------------------------------------------
+
+    async def _acquire(self) -> Term:
+        while True:
+            try:
+                term = await self._world.store.acquire(self._holder, LEASE_S)
+            except Unavailable as error:
+                log.warning("store_unavailable", error=str(error))
+                term = None
+            if term is not None:
+                return term
+            await asyncio.sleep(LEASE_S / 10)
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            try:
+                kept = await self._world.store.renew(self._holder, self._term, LEASE_S)
+            except Unavailable as error:
+                # No other supervisor can have taken it through the same store; commits are fenced by the term anyway.
+                log.warning("lease_not_renewed", error=str(error))
+                continue
+            if not kept:
+                raise LeaseLost("another supervisor holds the lease")
+
+    async def _read_commands(self, cursor: str) -> None:
+        while True:
+            try:
+                commands = await self._world.store.commands(cursor, POLL_COMMANDS_S)
+            except Unavailable as error:
+                log.warning("store_unavailable", error=str(error))
+                await asyncio.sleep(RETRY_COMMIT_S)
+                continue
+            for cursor, command in commands:
+                self._news.append(_News(command, cursor=cursor))
+            if commands:
+                self._any.set()
+                self._urgent.set()
+
+    async def _watch_nodes(self) -> None:
+        seen = None
+        while True:
+            try:
+                nodes = await self._world.cluster.nodes()
+            except (OSError, EverstepError) as error:
+                log.warning("nodes_unknown", error=str(error))
+            else:
+                if nodes != seen:
+                    seen = nodes
+                    self._tell(NodesSeen(nodes=nodes), urgent=True)
+            await asyncio.sleep(NODES_S)
+
+
+def _opening(record: JobRecord, node: NodeId) -> bool:
+    """Whether the host's first request has not been carried out yet: then it must come before any poll."""
+    return any(
+        isinstance(effect, CallHost) and effect.node == node and type(effect.request).__name__ == "OpenHost"
+        for effect in record.outbox.values()
+    )

@@ -1,0 +1,67 @@
+"""A job ends: the outcome is decided first, then every host is closed, then the state becomes terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.domain.ids import NodeId
+from orchestrator.domain.job import Cancelled, Failed, Outcome, Stopping, Succeeded
+from orchestrator.domain.protocol import CloseHost
+
+from .draft import Draft
+
+
+def stop(draft: Draft, outcome: Outcome) -> None:
+    """Close every host and keep `outcome` until they are closed; a second outcome changes nothing."""
+    if draft.is_over or isinstance(draft.state, Stopping):
+        return
+    hosts = draft.record.hosts
+    # What was asked for and not done yet is moot; the closing below is what counts.
+    draft.set(outbox={}, target=None, planning=False)
+    if not hosts:
+        _end(draft, outcome)
+        return
+    draft.become(Stopping(outcome=outcome, open_hosts=hosts))
+    draft.say("stopping", f"stopping to end as {_word(outcome)}")
+    for node in sorted(hosts):
+        draft.call(node, CloseHost())
+
+
+def host_closed(draft: Draft, node: NodeId) -> None:
+    draft.forget_host(node)
+    state = draft.state
+    if isinstance(state, Stopping):
+        left = state.open_hosts - {node}
+        draft.become(replace(state, open_hosts=left))
+        if not left:
+            _end(draft, state.outcome)
+
+
+def abandon_hosts(draft: Draft) -> None:
+    """Some hosts did not answer in time; their own isolation rule ends their ranks."""
+    state = draft.state
+    assert isinstance(state, Stopping)
+    draft.say("hosts_abandoned", f"{', '.join(sorted(state.open_hosts))} did not confirm the close")
+    _end(draft, state.outcome)
+
+
+def _end(draft: Draft, outcome: Outcome) -> None:
+    draft.become(outcome)
+    draft.set(hosts=frozenset(), warm=frozenset(), pids={}, outbox={}, plans={}, saving={}, unreachable=frozenset())
+    draft.effects.clear()
+    word = _word(outcome)
+    if isinstance(outcome, Failed):
+        where = f" (rank on {outcome.device}, exit code {outcome.exit_code})" if outcome.device else ""
+        draft.say("ended", f"{word}{where}: {outcome.message}", log_tail=list(outcome.log_tail))
+    else:
+        draft.say("ended", f"{word} at step {draft.record.committed}")
+
+
+def _word(outcome: Outcome) -> str:
+    match outcome:
+        case Succeeded():
+            return "SUCCEEDED"
+        case Failed():
+            return "FAILED"
+        case Cancelled():
+            return "CANCELLED"

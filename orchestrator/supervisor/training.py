@@ -1,0 +1,137 @@
+"""Committed steps and checkpoints of a running generation."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.effects import CommitCheckpoint
+from orchestrator.domain.events import StepRecord
+from orchestrator.domain.generation import Answer
+from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.job import Failed, Reforming, Running, Starting, Succeeded
+from orchestrator.domain.protocol import ShardSaved, StepsPassed
+
+from .draft import Draft
+from .forming import now_running
+from .stopping import stop
+
+RECENT = 15
+"""Steps whose median is the typical one."""
+
+
+def steps_passed(draft: Draft, said: StepsPassed) -> None:
+    """Votes that passed are commits, whoever tells of them first; a settled generation's late ones change nothing."""
+    state = draft.state
+    if isinstance(state, Starting | Reforming):
+        if state.forming and state.forming.formed and said.generation == state.forming.generation:
+            now_running(draft)
+        elif not (
+            isinstance(state, Reforming)
+            and said.generation == state.closing.generation
+            and state.closing.settlement is None
+        ):
+            return
+    elif not (isinstance(state, Running) and state.generation == said.generation):
+        return
+    for answer, at in zip(said.answers, said.at, strict=True):
+        if answer.step == draft.record.committed + 1:
+            record_step(draft, said.generation, answer, at)
+    commit_ready_checkpoints(draft)
+    finish_if_done(draft)
+
+
+def record_step(draft: Draft, generation: Generation, answer: Answer, at: float) -> None:
+    record = draft.record
+    seconds = at - record.last_step_at if record.last_step_at is not None else None
+    train = record.spec.train
+    draft.steps.append(
+        StepRecord(
+            job=record.id,
+            generation=generation,
+            at=at,
+            answer=answer,
+            tokens=train.micro_batches * train.micro_batch_size * train.sequence,
+            seconds=seconds,
+        )
+    )
+    recent = (*record.recent_step_s, seconds)[-RECENT:] if seconds is not None else record.recent_step_s
+    draft.set(
+        committed=answer.step,
+        last_answer=answer,
+        last_step_at=at,
+        recent_step_s=recent,
+        typical_step_s=median(recent) if recent else None,
+        failures_in_a_row=0,
+    )
+    incident = draft.incident
+    if incident and incident.pause_s is None and incident.next_generation == generation:
+        pause = at - incident.fault.at - (draft.record.typical_step_s or 0.0)
+        running_at = incident.formed_at or incident.fault.at
+        first = at - running_at - incident.phases.get("restore", 0.0)
+        draft.update_incident(pause_s=max(0.0, pause), phases={"first_step": max(0.0, first)})
+        draft.say(
+            "recovered",
+            f"step {answer.step} committed {pause:.3f} s after the fault, one step not counted",
+            incident=incident.number,
+            pause_s=max(0.0, pause),
+            rolled_back=incident.rolled_back,
+        )
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def shard_saved(draft: Draft, said: ShardSaved) -> None:
+    state = draft.state
+    if not isinstance(state, Running) or state.generation != said.generation:
+        return  # anything that carries an old generation is refused at the write
+    have = draft.record.saving.get(said.step, ())
+    if any(shard.device == said.shard.device for shard in have):
+        return
+    draft.set(saving={**draft.record.saving, said.step: (*have, said.shard)})
+    commit_ready_checkpoints(draft)
+
+
+def commit_ready_checkpoints(draft: Draft) -> None:
+    """Every shard is durable and the step itself is recorded as committed: only now may the manifest be written."""
+    state = draft.state
+    if not isinstance(state, Running):
+        return
+    for step, shards in sorted(draft.record.saving.items()):
+        if len(shards) == state.plan.world_size and step <= draft.record.committed:
+            draft.set(saving={s: x for s, x in draft.record.saving.items() if s != step})
+            assert draft.record.profile is not None
+            draft.emit(
+                CommitCheckpoint(
+                    job=draft.record.id,
+                    step=step,
+                    generation=state.generation,
+                    shards=shards,
+                    spec=draft.record.spec,
+                    profile=draft.record.profile,
+                )
+            )
+
+
+def checkpoint_committed(draft: Draft, checkpoint: CheckpointRef) -> None:
+    known = draft.record.checkpoint
+    if known is None or checkpoint.step >= known.step:
+        draft.set(checkpoint=checkpoint)
+        draft.say("checkpoint", f"checkpoint of step {checkpoint.step} is committed", path=checkpoint.path)
+    finish_if_done(draft)
+
+
+def checkpoint_failed(draft: Draft, step: Step, message: str) -> None:
+    draft.say("checkpoint_failed", f"checkpoint of step {step} failed: {message}")
+    if step >= draft.record.spec.train.steps:
+        stop(draft, Failed(at=draft.now, message=f"the final checkpoint could not be written: {message}"))
+
+
+def finish_if_done(draft: Draft) -> None:
+    """The last step is committed, and so is its checkpoint where the job makes any."""
+    record = draft.record
+    steps = record.spec.train.steps
+    saved = not record.spec.checkpoint.every or (record.checkpoint is not None and record.checkpoint.step >= steps)
+    if isinstance(record.state, Running) and record.committed >= steps and saved:
+        stop(draft, Succeeded(at=draft.now))
