@@ -222,7 +222,11 @@ class JobRecord:
     """Devices the last plan was chosen from; another is asked for only when one more is usable."""
     target: Plan | None = None
     """A larger plan whose hosts are being warmed while the job trains on."""
+    avoided: frozenset[NodeId] = frozenset()
+    """Nodes whose host was given up without proof that it ended: used again only where nothing else fits."""
     pids: Mapping[Device, int] = field(default_factory=dict)
+    listeners: Mapping[Device, str] = field(default_factory=dict)
+    """host:port of each of these processes, for as long as it lives."""
     incidents: tuple[Incident, ...] = ()
     failures_in_a_row: int = 0
     """Generations closed by a fault since the last committed step."""

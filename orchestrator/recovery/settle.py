@@ -16,7 +16,7 @@ def settle(
     If anybody passed the vote for s, then every holder has the complete gradient of s, and s is committed. If nobody did,
     s is run again: whoever had only voted goes on from s-1, which it still holds.
     """
-    answers = [report.answer for report in reports.values() if report.answer]
+    answers = [report.answer for report in reports.values() if report.answer and _is_of(report, generation)]
     newest = max(answers, key=lambda answer: answer.step, default=last_answer)
     step = max(committed, newest.step if newest else Step(0))
     answer = next((a for a in (newest, last_answer) if a is not None and a.step == step), None)
@@ -26,6 +26,15 @@ def settle(
         if report.held is not None and _can_reach(report, step, answer)
     )
     return Settlement(generation=generation, step=step, answer=answer, holders=holders)
+
+
+def _is_of(report: RankReport, generation: Generation) -> bool:
+    """Whether its answer can be a vote of this generation.
+
+    Who still holds an earlier generation's state never restored in this one. What it saw pass is settled, and where that
+    was rolled back since, it must not come true again.
+    """
+    return report.held is None or report.held.generation == generation
 
 
 def _can_reach(report: RankReport, step: Step, answer: Answer | None) -> bool:

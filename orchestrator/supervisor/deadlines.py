@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.domain.job import JobRecord, Probing, Reforming, Starting, Stopping
+from orchestrator.domain.ids import Device, Generation
+from orchestrator.domain.job import Closing, JobRecord, Probing, Reforming, Running, Starting, Stopping
 
 PROBE_S = 120.0
 OPEN_S = 180.0
@@ -18,6 +19,8 @@ FORM_S = 60.0
 REPORT_MARGIN_S = 1.5
 """Beyond leave_s, after which a host kills a rank that has not left and reports it as exited."""
 STOP_S = 20.0
+ISOLATION_MARGIN_S = 60.0
+"""Beyond max_isolation_s, after which hosts that nobody can reach have ended their ranks by themselves."""
 
 
 def deadlines(record: JobRecord) -> Mapping[str, float]:
@@ -30,9 +33,14 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
             if forming.formed:
                 return {f"form:{forming.generation}": FORM_S}
             return {f"open:{forming.generation}": OPEN_S}
+        case Running(generation=generation, plan=plan):
+            isolated = _isolated(record, generation) if record.unreachable >= set(plan.nodes) else {}
+            return {**isolated, f"grow:{generation}": OPEN_S} if record.target else isolated
         case Reforming(closing=closing, forming=next_one):
             found: dict[str, float] = {}
             if closing.settlement is None:
+                if not has_left(closing, state.lost):
+                    return _isolated(record, closing.generation)
                 found[f"settle:{closing.generation}"] = record.spec.recovery.leave_s + REPORT_MARGIN_S
             elif next_one and next_one.formed:
                 found[f"form:{next_one.generation}"] = FORM_S
@@ -44,3 +52,13 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
             return {"stop": STOP_S}
         case _:
             return {}
+
+
+def has_left(closing: Closing, lost: frozenset[Device]) -> bool:
+    """Whether a rank of the closing generation is known to have left it: from then on no later step of it can pass."""
+    return bool(closing.reports or lost)
+
+
+def _isolated(record: JobRecord, generation: Generation) -> Mapping[str, float]:
+    allowed = record.spec.recovery.max_isolation_s
+    return {f"isolated:{generation}": allowed + ISOLATION_MARGIN_S} if allowed else {}

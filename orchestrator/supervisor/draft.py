@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.events import HistoryEntry, StepRecord
-from orchestrator.domain.ids import Device, EffectId, Generation, NodeId
+from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId
 from orchestrator.domain.job import TERMINAL, Incident, JobRecord, JobState
 from orchestrator.domain.protocol import HostRequest
 from orchestrator.jobs.status import status_of
@@ -21,18 +21,24 @@ MAX_INCIDENTS = 100
 class Draft:
     """Mutable, and alive for one kernel step only.
 
-    now: wall clock, for people. usable: devices of living nodes that no other job holds, this job's own included.
-    num_devices: of each living node. root: the folder every node sees.
+    now: wall clock, for people. free_for: devices of living nodes that no other job holds, this job's own included; asked
+    each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each living node.
+    root: the folder every node sees.
     """
 
     def __init__(
-        self, record: JobRecord, now: float, usable: frozenset[Device], num_devices: Mapping[NodeId, int], root: str
+        self,
+        record: JobRecord,
+        now: float,
+        free_for: Callable[[JobId], frozenset[Device]],
+        num_devices: Callable[[], Mapping[NodeId, int]],
+        root: str,
     ) -> None:
         self.before = record
         self.record = record
         self.now = now
-        self.usable = usable
-        self.num_devices = num_devices
+        self._free_for = free_for
+        self._num_devices = num_devices
         self.root = root
         self.history: list[HistoryEntry] = []
         self.steps: list[StepRecord] = []
@@ -41,6 +47,14 @@ class Draft:
     @property
     def state(self) -> JobState:
         return self.record.state
+
+    @property
+    def usable(self) -> frozenset[Device]:
+        return self._free_for(self.record.id)
+
+    @property
+    def num_devices(self) -> Mapping[NodeId, int]:
+        return self._num_devices()
 
     @property
     def is_over(self) -> bool:
@@ -99,11 +113,20 @@ class Draft:
     # --- what is known of hosts -------------------------------------------------------------------------------------------
 
     def forget_host(self, node: NodeId) -> None:
+        """Nothing it was asked is owed any more, and its processes are gone with it."""
         self.set(
             hosts=self.record.hosts - {node},
             warm=self.record.warm - {node},
             unreachable=self.record.unreachable - {node},
             pids={device: pid for device, pid in self.record.pids.items() if device.node != node},
+            listeners={device: at for device, at in self.record.listeners.items() if device.node != node},
+            outbox={i: e for i, e in self.record.outbox.items() if not (isinstance(e, CallHost) and e.node == node)},
+        )
+
+    def forget_rank(self, device: Device) -> None:
+        self.set(
+            pids={d: pid for d, pid in self.record.pids.items() if d != device},
+            listeners={d: at for d, at in self.record.listeners.items() if d != device},
         )
 
     def next_generation(self) -> Generation:

@@ -54,17 +54,22 @@ def open_host(draft: Draft, node: NodeId) -> None:
 
 
 def host_opened(draft: Draft, node: NodeId) -> None:
-    draft.set(warm=draft.record.warm | {node})
+    if node in draft.record.warm:
+        return  # told again
+    draft.set(warm=draft.record.warm | {node}, avoided=draft.record.avoided - {node})
     forming = current_forming(draft)
     if forming and node in forming.plan.nodes:
         _prepare(draft, forming, node)
 
 
 def seats_prepared(draft: Draft, said: SeatsPrepared) -> None:
-    draft.set(pids={**draft.record.pids, **said.pids})
     forming = current_forming(draft)
     if forming is None or said.generation != forming.generation or forming.formed:
-        return
+        return  # told late or again: by now these processes may have ended, and that may have been told already
+    draft.set(
+        pids={**draft.record.pids, **said.pids},
+        listeners={**draft.record.listeners, **said.addresses},
+    )
     _set_forming(draft, replace(forming, addresses={**forming.addresses, **said.addresses}))
     try_form(draft)
 
@@ -90,13 +95,14 @@ def try_form(draft: Draft) -> None:
         return
     restore = _restore(draft, forming, settlement)
     donors: tuple[Device, ...] = ()
-    addresses = dict(forming.addresses)
     if isinstance(restore.restore, FromMemory):
         senders = {move.source for move in restore.restore.moves if move.source != move.target}
         donors = tuple(sorted(senders - set(forming.plan.devices)))
-    _set_forming(draft, replace(forming, formed=True))
+    addresses = {**{donor: draft.record.listeners[donor] for donor in donors}, **forming.addresses}
+    _set_forming(draft, replace(forming, addresses=addresses, formed=True))
     _note(draft, restore)
-    for node in sorted({*forming.plan.nodes, *(device.node for device in donors)}):
+    # Everybody who has a process is told, so that those without a seat let go of their memory and device.
+    for node in sorted({*forming.plan.nodes, *(device.node for device in draft.record.pids)}):
         draft.call(
             node,
             FormGeneration(
@@ -145,6 +151,15 @@ def current_forming(draft: Draft) -> Forming | None:
     return state.forming if isinstance(state, Starting | Reforming) else None
 
 
+def at_work(draft: Draft) -> tuple[Generation, Plan] | None:
+    """The generation that trains, or was told to form: its ranks may train before all have said that they are ready."""
+    state = draft.state
+    if isinstance(state, Running):
+        return state.generation, state.plan
+    forming = current_forming(draft)
+    return (forming.generation, forming.plan) if forming and forming.formed else None
+
+
 def _set_forming(draft: Draft, forming: Forming) -> None:
     state = draft.state
     assert isinstance(state, Starting | Reforming)
@@ -187,6 +202,8 @@ def _note(draft: Draft, restore: RestorePlan) -> None:
             source=restore.reason,
             moved_elements=restore.moved_elements,
         )
-    if rolled_back:
+    if restore.step != draft.record.committed:
+        # Ahead, where a checkpoint was committed only after the steps up to it had been rolled back.
         draft.set(committed=Step(restore.step), last_answer=None)
+    if rolled_back:
         draft.say("rolled_back", f"{rolled_back} committed steps are run again: {restore.reason}", steps=rolled_back)

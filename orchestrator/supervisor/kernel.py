@@ -49,6 +49,7 @@ from orchestrator.domain.job import (
     Reforming,
     Running,
     Starting,
+    Stopping,
 )
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.protocol import (
@@ -69,7 +70,14 @@ from .draft import Draft
 from .forming import begin_forming, host_opened, open_host, rank_ready, seats_prepared
 from .reforming import begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
 from .stopping import abandon_hosts, host_closed, stop
-from .training import checkpoint_committed, checkpoint_failed, shard_saved, steps_passed
+from .training import (
+    checkpoint_committed,
+    checkpoint_failed,
+    commit_ready_checkpoints,
+    finish_if_done,
+    shard_saved,
+    steps_passed,
+)
 
 PLANNING = "a plan is being chosen"
 
@@ -79,7 +87,8 @@ class State:
     """root: the folder every node sees, under which each job keeps its checkpoints and logs."""
 
     jobs: Mapping[JobId, JobRecord] = field(default_factory=dict)
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[Node, ...] | None = None
+    """None until the cluster has been seen: a supervisor that has just started must not take that for an empty one."""
     root: str = "."
 
 
@@ -119,6 +128,9 @@ class _Cycle:
         for job in list(self.jobs):
             draft = self._draft(job)
             if not draft.is_over:
+                commit_ready_checkpoints(draft)
+                finish_if_done(draft)
+            if not draft.is_over and self.nodes is not None:
                 _want_devices(draft, {node.id: node.kind for node in self.nodes})
         drafts = self.drafts.values()
         changed = {d.record.id: d.record for d in drafts if d.record != d.before}
@@ -140,8 +152,6 @@ class _Cycle:
             case NodesSeen(nodes=nodes):
                 if nodes != self.nodes:
                     self.nodes, self.nodes_changed = nodes, True
-                    for draft in self.drafts.values():
-                        draft.usable, draft.num_devices = self._usable(draft.record.id), self._num_devices()
                 return
             case JobSubmitted(job=job, spec=spec, at=at):
                 if job not in self.jobs:
@@ -204,13 +214,15 @@ class _Cycle:
 
     def _draft(self, job: JobId) -> Draft:
         if job not in self.drafts:
-            self.drafts[job] = Draft(self.jobs[job], self.now, self._usable(job), self._num_devices(), self.root)
+            self.drafts[job] = Draft(self.jobs[job], self.now, self._free_for, self._num_devices, self.root)
         return self.drafts[job]
 
     def _num_devices(self) -> dict[NodeId, int]:
-        return {node.id: node.num_devices for node in self.nodes if node.status is NodeStatus.UP}
+        return {node.id: node.num_devices for node in self.nodes or () if node.status is NodeStatus.UP}
 
-    def _usable(self, job: JobId) -> frozenset[Device]:
+    def _free_for(self, job: JobId) -> frozenset[Device]:
+        if self.nodes is None:  # what it holds is all that it is known to have
+            return _claimed(self._draft(job).record)
         taken = {
             device
             for other, record in self.jobs.items()
@@ -265,7 +277,7 @@ def _host_said(draft: Draft, said: HostSaid) -> None:
             if isinstance(draft.state, Starting) and not draft.record.incidents:
                 stop(draft, Failed(at=draft.now, message=f"the host on {node} failed: {message}", log_tail=tail))
             else:
-                host_lost(draft, node, host_fault(node, message, draft.now))
+                host_lost(draft, node, host_fault(node, message, draft.now), False)
         case _:
             assert_never(said.event)
 
@@ -290,12 +302,17 @@ def _host_lost(draft: Draft, lost: HostLost) -> None:
     """Unreachable is not failed: without evidence a running generation is left alone."""
     if lost.node not in draft.record.hosts:
         return
-    if lost.contact is Contact.UNREACHABLE and lost.node not in suspects(draft):
+    is_gone = lost.contact is Contact.GONE
+    if isinstance(draft.state, Stopping):
+        if is_gone:
+            host_closed(draft, lost.node)
+        return
+    if not is_gone and lost.node not in suspects(draft):
         if lost.node not in draft.record.unreachable:
             draft.set(unreachable=draft.record.unreachable | {lost.node})
             draft.say("contact_lost", f"{lost.node} does not answer ({lost.message}); training goes on while steps commit")
         return
-    host_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now))
+    host_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), is_gone)
 
 
 def _deadline_passed(draft: Draft, key: str) -> None:
@@ -306,8 +323,10 @@ def _deadline_passed(draft: Draft, key: str) -> None:
             stop(draft, Failed(at=draft.now, message="the program could not be described in time; see its imports"))
         case "stop":
             abandon_hosts(draft)
-        case "settle":
+        case "settle" | "isolated":
             give_up_waiting(draft)
+        case "grow":
+            _give_up_growing(draft)
         case "open" | "prepare":
             _give_up_on_slow_hosts(draft)
         case "form":
@@ -322,11 +341,22 @@ def _give_up_on_slow_hosts(draft: Draft) -> None:
     if state.forming is None:
         return
     slow = {d.node for d in state.forming.plan.devices if d not in state.forming.addresses}
-    if isinstance(state, Starting) and draft.record.started_at is None:
+    if isinstance(state, Starting) and slow == set(state.forming.plan.nodes):
         stop(draft, Failed(at=draft.now, message=f"{', '.join(sorted(slow))} did not become ready in time"))
         return
     for node in sorted(slow):
-        host_lost(draft, node, host_fault(node, "did not become ready in time", draft.now))
+        host_lost(draft, node, host_fault(node, "it did not become ready in time", draft.now), False)
+
+
+def _give_up_growing(draft: Draft) -> None:
+    """The hosts of a larger plan do not become warm: train on without them."""
+    target = draft.record.target
+    assert target is not None
+    slow = sorted(set(target.nodes) - draft.record.warm)
+    draft.say("growing_given_up", f"no larger plan is ready in time (cold: {', '.join(slow) or 'none'}); training goes on")
+    draft.set(target=None, considered=frozenset())
+    for node in slow:
+        host_lost(draft, node, host_fault(node, "it did not become ready in time", draft.now), False)
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------------
@@ -371,19 +401,21 @@ def _want_devices(draft: Draft, kinds: Mapping[NodeId, str]) -> None:
     _grow_if_warm(draft)
     if record.profile is None or record.planning or not isinstance(draft.state, Queued | Running | Reforming):
         return
-    warm = draft.warm_devices(draft.usable)
-    gone = record.considered - draft.usable
+    usable = draft.usable
+    trusted = frozenset(device for device in usable if device.node not in record.avoided)
+    gone = record.considered - usable
     if gone:
         draft.set(considered=record.considered - gone)
     considered = draft.record.considered
     match draft.state:
         case Queued():
-            options = [draft.usable]
+            options = [trusted]
         case Running(plan=plan):
             considered = considered | set(plan.devices)
-            options = [draft.usable] if record.target is None else []
+            options = [trusted] if record.target is None else []
         case Reforming(forming=None):
-            options = [warm, draft.usable]  # what is warm takes a blink, what is not takes seconds
+            # What is warm takes a blink, what is not takes seconds, and what was given up may take for ever.
+            options = [draft.warm_devices(usable), trusted, usable]
         case _:
             return
     for devices in options:
@@ -406,8 +438,9 @@ def _grow_if_warm(draft: Draft) -> None:
     record, state = draft.record, draft.state
     if record.target is None or not isinstance(state, Running):
         return
+    needed = {*state.plan.nodes, *record.target.nodes}
     if not draft.usable >= set(record.target.devices):
         draft.set(target=None)
-    elif all(node in record.warm for node in record.target.nodes):
+    elif record.warm >= needed and not record.unreachable & needed:  # what trains is never closed for one that cannot form
         fault = Fault(cause=Cause.GROW, message=f"a larger plan is ready: {record.target.describe()}", at=draft.now)
         begin_reform(draft, fault, target=record.target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from orchestrator.detection.classify import host_fault
 from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Cause, Closing, Failed, Fault, Incident, Reforming, Running, Starting
@@ -13,7 +14,7 @@ from orchestrator.domain.protocol import CloseGeneration
 from orchestrator.recovery.settle import settle
 
 from .draft import Draft
-from .forming import begin_forming, prepare_again, try_form
+from .forming import at_work, begin_forming, prepare_again, try_form
 from .stopping import stop
 from .training import record_step
 
@@ -54,13 +55,16 @@ def begin_reform(
         attempt=state.attempt + 1 if isinstance(state, Reforming) else 1,
     )
     draft.become(reforming)
-    draft.set(saving={}, target=None, considered=frozenset(), planning=False)
+    if draft.record.planning:
+        # That plan was asked for under the next number: skip it, so that its late answer is not taken for ours.
+        draft.set(generation=draft.next_generation(), planning=False)
+    draft.set(saving={}, target=None, considered=frozenset())
     if again:
         draft.update_incident(attempts=reforming.attempt)
     else:
         draft.open_incident(
             Incident(
-                number=len(draft.record.incidents) + 1,
+                number=draft.incident.number + 1 if draft.incident else 1,
                 fault=fault,
                 generation=generation,
                 committed=draft.record.committed,
@@ -109,13 +113,15 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
     state = draft.state
     if isinstance(state, Reforming) and report.generation == state.closing.generation:
         _take_report(draft, report)
-    elif _is_current(draft, report.generation):
+    elif (at_it := at_work(draft)) and at_it[0] == report.generation:
         begin_reform(draft, _link_fault(draft, report), reports={report.device: report})
+    for node in sorted(suspects(draft) & draft.record.unreachable):
+        host_lost(draft, node, host_fault(node, "silent, and connections to its ranks broke", draft.now), False)
 
 
 def rank_exited(draft: Draft, device: Device, report: RankReport, fault: Fault) -> None:
     """A rank's process is gone and its host lives."""
-    draft.set(pids={d: pid for d, pid in draft.record.pids.items() if d != device})
+    draft.forget_rank(device)
     state = draft.state
     if isinstance(state, Running):
         if device in state.plan.seat_of:
@@ -129,45 +135,57 @@ def rank_exited(draft: Draft, device: Device, report: RankReport, fault: Fault) 
         return
     if not isinstance(state, Reforming):
         return
-    if state.fault.cause is Cause.LINK_LOST:  # survivors felt it before its host said why
-        draft.become(replace(state, fault=replace(fault, at=min(fault.at, state.fault.at))))
-        draft.update_incident(fault=replace(fault, at=min(fault.at, state.fault.at)))
-    _lose(draft, frozenset({device}), {device: report}, fault)
-    prepare_again(draft, device)
-    try_settle(draft)
+    _explain(draft, fault, frozenset({device}))
+    if not _lose(draft, frozenset({device}), {device: report}, fault):
+        prepare_again(draft, device)
+        try_settle(draft)
 
 
-def host_lost(draft: Draft, node: NodeId, fault: Fault) -> None:
-    """A host's process is known to have ended, and its ranks with it."""
+def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) -> None:
+    """A host's process is known to have ended, and its ranks with it; or it is given up and must not come back unasked."""
+    if not isinstance(draft.state, Running | Starting | Reforming):
+        return  # the job ended with an earlier one
     had = frozenset(device for device in draft.record.pids if device.node == node)
     draft.forget_host(node)
+    if not is_gone:
+        draft.set(avoided=draft.record.avoided | {node})
     state = draft.state
     if isinstance(state, Running) and node in state.plan.nodes:
         begin_reform(draft, fault, lost=frozenset(d for d in state.plan.devices if d.node == node))
     elif isinstance(state, Starting) and node in state.forming.plan.nodes:
         begin_reform(draft, fault, lost=frozenset(d for d in state.forming.plan.devices if d.node == node))
     elif isinstance(state, Reforming):
-        if state.fault.cause is Cause.LINK_LOST:
-            draft.become(replace(state, fault=replace(fault, at=min(fault.at, state.fault.at))))
-            draft.update_incident(fault=replace(fault, at=min(fault.at, state.fault.at)))
         gone = had | {d for d in state.closing.awaited if d.node == node}
-        _lose(draft, frozenset(gone), {}, fault)
-        _drop_plan_on(draft, node)
-        try_settle(draft)
+        _explain(draft, fault, gone)
+        if not _lose(draft, gone, {}, fault):
+            _drop_plan_on(draft, node)
+            try_settle(draft)
     if draft.record.target and node in draft.record.target.nodes:
         draft.set(target=None)
 
 
-def _lose(draft: Draft, devices: frozenset[Device], reports: Mapping[Device, RankReport], fault: Fault) -> None:
-    """More of them are gone: a second failure closes a formed successor too; an unformed one goes on forming."""
+def _explain(draft: Draft, fault: Fault, devices: frozenset[Device]) -> None:
+    """Survivors felt it before anybody said why: now it is known."""
+    state = draft.state
+    assert isinstance(state, Reforming)
+    felt = state.fault
+    if felt.cause is Cause.LINK_LOST and (not felt.devices or devices & set(felt.devices)):
+        known = replace(fault, at=min(fault.at, felt.at))
+        draft.become(replace(state, fault=known))
+        draft.update_incident(fault=known)
+
+
+def _lose(draft: Draft, devices: frozenset[Device], reports: Mapping[Device, RankReport], fault: Fault) -> bool:
+    """More of them are gone: a second failure closes a formed successor too (True); an unformed one goes on forming."""
     state = draft.state
     assert isinstance(state, Reforming)
     if state.forming and state.forming.formed and devices & set(state.forming.addresses):
         begin_reform(draft, fault, lost=devices, reports=reports)
-        return
+        return True
     said = {d: r for d, r in reports.items() if r.generation == state.closing.generation}
     closing = replace(state.closing, awaited=state.closing.awaited - devices, reports={**said, **state.closing.reports})
     draft.become(replace(state, closing=closing, lost=state.lost | devices))
+    return False
 
 
 def _drop_plan_on(draft: Draft, node: NodeId) -> None:
@@ -222,16 +240,18 @@ def _record_unreported(draft: Draft, generation: Generation, answer: Answer) -> 
 
 
 def give_up_waiting(draft: Draft) -> None:
-    """The deadline for reports ran out: whoever has not answered is treated as gone, and its host is not used again.
+    """Time is up: whoever has not answered is treated as gone, and its host is avoided.
 
-    Safe, because at least one rank of the generation has left, so no later step of it can pass.
+    Safe, because at least one rank of the generation has left, so no later step of it can pass; or because hosts that
+    nobody reaches have ended their ranks by themselves by now.
     """
     state = draft.state
-    assert isinstance(state, Reforming)
-    silent = {device.node for device in state.closing.awaited}
-    fault = replace(state.fault, message=f"no report from {', '.join(sorted(silent))}")
-    for node in sorted(silent):
-        host_lost(draft, node, fault)
+    assert isinstance(state, Running | Reforming)
+    awaited = state.closing.awaited if isinstance(state, Reforming) else frozenset(state.plan.devices)
+    silent = sorted({device.node for device in awaited})
+    draft.say("hosts_given_up", f"no report from {', '.join(silent)}; their ranks count as gone")
+    for node in silent:
+        host_lost(draft, node, host_fault(node, "it did not report in time", draft.now), False)
 
 
 # --- evidence ------------------------------------------------------------------------------------------------------------
@@ -259,12 +279,3 @@ def _link_fault(draft: Draft, report: RankReport) -> Fault:
         at=draft.now,
         devices=(suspect,),
     )
-
-
-def _is_current(draft: Draft, generation: Generation) -> bool:
-    state = draft.state
-    if isinstance(state, Running):
-        return state.generation == generation
-    if isinstance(state, Starting | Reforming):
-        return bool(state.forming and state.forming.formed and state.forming.generation == generation)
-    return False

@@ -15,13 +15,15 @@ def stop(draft: Draft, outcome: Outcome) -> None:
     """Close every host and keep `outcome` until they are closed; a second outcome changes nothing."""
     if draft.is_over or isinstance(draft.state, Stopping):
         return
-    hosts = draft.record.hosts
+    # Hosts that were given up may live on, and this is the last time that anybody speaks to them.
+    hosts = draft.record.hosts | draft.record.avoided
     # What was asked for and not done yet is moot; the closing below is what counts.
-    draft.set(outbox={}, target=None, planning=False)
+    draft.set(hosts=hosts, outbox={}, target=None, planning=False)
+    draft.effects.clear()
+    draft.become(Stopping(outcome=outcome, open_hosts=hosts))
     if not hosts:
         _end(draft, outcome)
         return
-    draft.become(Stopping(outcome=outcome, open_hosts=hosts))
     draft.say("stopping", f"stopping to end as {_word(outcome)}")
     for node in sorted(hosts):
         draft.call(node, CloseHost())
@@ -47,7 +49,9 @@ def abandon_hosts(draft: Draft) -> None:
 
 def _end(draft: Draft, outcome: Outcome) -> None:
     draft.become(outcome)
-    draft.set(hosts=frozenset(), warm=frozenset(), pids={}, outbox={}, plans={}, saving={}, unreachable=frozenset())
+    nobody: frozenset[NodeId] = frozenset()
+    draft.set(hosts=nobody, warm=nobody, unreachable=nobody, avoided=nobody, considered=frozenset())
+    draft.set(pids={}, listeners={}, outbox={}, plans={}, saving={})
     draft.effects.clear()
     word = _word(outcome)
     if isinstance(outcome, Failed):

@@ -13,7 +13,7 @@ from orchestrator.domain.job import Failed, Reforming, Running, Starting, Succee
 from orchestrator.domain.protocol import ShardSaved, StepsPassed
 
 from .draft import Draft
-from .forming import now_running
+from .forming import at_work, now_running
 from .stopping import stop
 
 RECENT = 15
@@ -37,8 +37,6 @@ def steps_passed(draft: Draft, said: StepsPassed) -> None:
     for answer, at in zip(said.answers, said.at, strict=True):
         if answer.step == draft.record.committed + 1:
             record_step(draft, said.generation, answer, at)
-    commit_ready_checkpoints(draft)
-    finish_if_done(draft)
 
 
 def record_step(draft: Draft, generation: Generation, answer: Answer, at: float) -> None:
@@ -83,30 +81,30 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
 
 
 def shard_saved(draft: Draft, said: ShardSaved) -> None:
-    state = draft.state
-    if not isinstance(state, Running) or state.generation != said.generation:
+    at_it = at_work(draft)
+    if at_it is None or at_it[0] != said.generation:
         return  # anything that carries an old generation is refused at the write
     have = draft.record.saving.get(said.step, ())
     if any(shard.device == said.shard.device for shard in have):
         return
     draft.set(saving={**draft.record.saving, said.step: (*have, said.shard)})
-    commit_ready_checkpoints(draft)
 
 
 def commit_ready_checkpoints(draft: Draft) -> None:
     """Every shard is durable and the step itself is recorded as committed: only now may the manifest be written."""
-    state = draft.state
-    if not isinstance(state, Running):
+    at_it = at_work(draft)
+    if at_it is None:
         return
+    generation, plan = at_it
     for step, shards in sorted(draft.record.saving.items()):
-        if len(shards) == state.plan.world_size and step <= draft.record.committed:
+        if len(shards) == plan.world_size and step <= draft.record.committed:
             draft.set(saving={s: x for s, x in draft.record.saving.items() if s != step})
             assert draft.record.profile is not None
             draft.emit(
                 CommitCheckpoint(
                     job=draft.record.id,
                     step=step,
-                    generation=state.generation,
+                    generation=generation,
                     shards=shards,
                     spec=draft.record.spec,
                     profile=draft.record.profile,
@@ -119,7 +117,6 @@ def checkpoint_committed(draft: Draft, checkpoint: CheckpointRef) -> None:
     if known is None or checkpoint.step >= known.step:
         draft.set(checkpoint=checkpoint)
         draft.say("checkpoint", f"checkpoint of step {checkpoint.step} is committed", path=checkpoint.path)
-    finish_if_done(draft)
 
 
 def checkpoint_failed(draft: Draft, step: Step, message: str) -> None:
@@ -129,9 +126,9 @@ def checkpoint_failed(draft: Draft, step: Step, message: str) -> None:
 
 
 def finish_if_done(draft: Draft) -> None:
-    """The last step is committed, and so is its checkpoint where the job makes any."""
+    """The last step is committed, and so is its checkpoint where the job makes any: nobody is needed any more."""
     record = draft.record
     steps = record.spec.train.steps
     saved = not record.spec.checkpoint.every or (record.checkpoint is not None and record.checkpoint.step >= steps)
-    if isinstance(record.state, Running) and record.committed >= steps and saved:
+    if isinstance(record.state, Starting | Running | Reforming) and record.committed >= steps and saved:
         stop(draft, Succeeded(at=draft.now))

@@ -1,0 +1,33 @@
+# Every target does its own set-up: `make demo` and `make test` work on a machine with Python 3.11+ and git alone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test check format clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml deploy/setup.sh
+	PYTHON=$(PYTHON) VENV=$(VENV) bash deploy/setup.sh
+	touch $(STAMP)
+
+demo: $(STAMP)  ## The main job: train, lose a node, recover, get a node back, finish.
+	$(BIN)/python -m deploy.demo
+
+test: $(STAMP)  ## Every test.
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## The fast gate, under a minute.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/unit tests/sim
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,44 @@
+"""The API as one ASGI app over a desk. Who serves it, where, and on which store is the composition root's business."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from orchestrator.ports import Desk
+
+from . import problems
+from .metrics import CountRequests, Metrics
+from .routes import health, jobs, nodes, streams
+from .security import Gatekeeper
+from .settings import ApiSettings
+
+
+def create_app(desk: Desk, settings: ApiSettings) -> FastAPI:
+    """Serve it on loopback, with a graceful shutdown of a second or so: open event streams end only when cut."""
+    app = FastAPI(
+        title="Everstep",
+        summary="Elastic, fault-tolerant training.",
+        version=settings.version,
+        # The interactive pages load their scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=_operation_id,
+    )
+    app.state.desk = desk
+    app.state.settings = settings
+    app.state.metrics = Metrics(settings.version, settings.max_metric_jobs)
+    problems.install(app)
+    # streams before jobs: /jobs/{job_id}/events is the longer path.
+    for router in (streams.router, jobs.router, nodes.router, health.router):
+        app.include_router(router)
+    # The last one added is the outermost.
+    app.add_middleware(CountRequests, metrics=app.state.metrics)
+    app.add_middleware(Gatekeeper, settings=settings)
+    return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    """`submit`, `list_jobs`: what a generated client would call it."""
+    return route.name

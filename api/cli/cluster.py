@@ -1,0 +1,113 @@
+"""Commands about the cluster: nodes, faults on purpose, and the local server's life."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import render
+from .session import USAGE, fail, find_job, hint, out, print_json, session_of
+
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Overrides the one given before the command.")]
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("nodes")(nodes)
+    app.command("add-node")(add_node)
+    kill = typer.Typer(
+        no_args_is_help=True, help="Kill a rank or a node for real, to see a recovery (needs a server with chaos on)."
+    )
+    kill.command("node")(kill_node)
+    kill.command("rank")(kill_rank)
+    app.add_typer(kill, name="kill")
+    app.command("up", context_settings=PASS_ON)(up)
+    app.command("down", context_settings=PASS_ON)(down)
+
+
+def nodes(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List the cluster's nodes."""
+    found = session_of(ctx).client().nodes()
+    if as_json:
+        print_json(found)
+    elif not found:
+        out().print("no nodes")
+        hint(["everstep add-node H100"])
+    else:
+        out().print(render.nodes_table(found))
+
+
+def add_node(
+    ctx: typer.Context,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="A100, H100, H200, B200 or cpu.")],
+    num_devices: Annotated[int, typer.Option("--devices", "-d", min=1, max=64)] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Add a node; running jobs use it from their next generation on."""
+    accepted = session_of(ctx).client().add_node(kind, num_devices)
+    if as_json:
+        print_json(accepted)
+    else:
+        out().print(accepted.message)
+        hint(["everstep nodes"])
+
+
+def kill_node(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="See everstep nodes.")],
+    as_json: AsJson = False,
+) -> None:
+    """End every process of a node at once."""
+    accepted = session_of(ctx).client().kill_node(name)
+    if as_json:
+        print_json(accepted)
+    else:
+        out().print(accepted.message)
+        hint(["everstep events -f last", "everstep nodes"])
+
+
+def kill_rank(
+    ctx: typer.Context,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="An id, a name, or `last`.")],
+    rank: Annotated[int, typer.Argument(metavar="RANK", min=0, help="Of the current generation.")],
+    as_json: AsJson = False,
+) -> None:
+    """Kill one training process of a job."""
+    client = session_of(ctx).client()
+    job_id = find_job(client, job)
+    accepted = client.kill_rank(job_id, rank)
+    if as_json:
+        print_json(accepted)
+    else:
+        out().print(accepted.message)
+        hint([f"everstep get {job_id}"])
+
+
+def up(ctx: typer.Context, state_dir: StateDir = None) -> None:
+    """Start the local cluster: Redis, Ray with emulated nodes, supervisor, API. Further options are passed on to it."""
+    raise typer.Exit(_local(ctx, "up", state_dir))
+
+
+def down(ctx: typer.Context, state_dir: StateDir = None) -> None:
+    """Stop what `everstep up` started, and nothing else."""
+    raise typer.Exit(_local(ctx, "down", state_dir))
+
+
+def _local(ctx: typer.Context, action: str, state_dir: Path | None) -> int:
+    # In a process of its own: this one never loads Ray.
+    missing = [name for name in ("ray", "redis", "fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        fail("Not installed", f"the server needs {', '.join(missing)}; run: pip install 'everstep[server,worker]'")
+        return USAGE
+    directory = (state_dir or session_of(ctx).state_dir).expanduser()
+    command = [sys.executable, "-m", "deploy.local", action, "--state-dir", str(directory), *ctx.args]
+    code = subprocess.call(command)
+    if code == 0 and action == "up":
+        hint(["everstep nodes", "everstep submit FILE --follow", "everstep down"])
+    return code

@@ -1,0 +1,240 @@
+"""Commands about jobs."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.client import ApiError, Client, JobView
+from api.views import TERMINAL
+
+from . import render
+from .follow import follow
+from .session import (
+    DETACHED,
+    JOB_EXIT,
+    find_job,
+    hint,
+    out,
+    print_json,
+    print_json_line,
+    session_of,
+)
+
+PATIENT_S = 30.0
+"""A follower stays this long with a server that does not answer: it may be starting again."""
+LOG_POLL_S = 0.5
+
+Job = Annotated[str, typer.Argument(metavar="JOB", help="An id, a name, or `last`.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+class State(StrEnum):
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    RESIZING = "RESIZING"
+    STOPPING = "STOPPING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(submit)
+    app.command()(ls)
+    app.command()(get)
+    app.command()(events)
+    app.command()(logs)
+    app.command()(wait)
+    app.command()(cancel)
+
+
+def submit(
+    ctx: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A job file, YAML or JSON.", exists=True, dir_okay=False)],
+    is_followed: Annotated[bool, typer.Option("--follow", "-f", help="Stay and watch until the job ends.")] = False,
+    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key never makes a second job.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a job."""
+    client = session_of(ctx).client(PATIENT_S if is_followed else 2.0)
+    job = client.submit(file, key)
+    if not is_followed:
+        if as_json:
+            print_json(job)
+            return
+        out().print(render.submitted(job))
+        hint([f"everstep events -f {job.id}", f"everstep logs -f {job.id}", f"everstep cancel {job.id}"])
+        return
+    if not as_json:
+        out().print(render.submitted(job))
+    raise typer.Exit(_watch(client, job.id, as_json))
+
+
+def ls(
+    ctx: typer.Context,
+    state: Annotated[list[State] | None, typer.Option("--state", "-s", help="Only these; may be repeated.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    page = session_of(ctx).client().jobs(state=state or (), limit=limit)
+    if as_json:
+        print_json(page)
+        return
+    console = out()
+    if not page.jobs:
+        console.print("no jobs" + (f" that are {' or '.join(state)}" if state else " yet"))
+        hint(["everstep submit FILE --follow"])
+        return
+    console.print(render.jobs_table(page.jobs))
+    if page.next_cursor:
+        console.print(f"  more with --limit (showing {len(page.jobs)})", style="dim")
+    hint([f"everstep get {page.jobs[0].id}"])
+
+
+def get(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
+    """Show a job: its state, plan, recoveries and checkpoint."""
+    client = session_of(ctx).client()
+    found = client.job(find_job(client, job))
+    if as_json:
+        print_json(found)
+        return
+    out().print(render.job_page(found))
+    if found.is_over:
+        hint([f"everstep events {found.id}", f"everstep logs {found.id}"])
+    else:
+        hint([f"everstep events -f {found.id}", f"everstep logs -f {found.id}", f"everstep cancel {found.id}"])
+
+
+def events(
+    ctx: typer.Context,
+    job: Job,
+    is_followed: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What has happened to a job; with -f also its steps, live."""
+    client = session_of(ctx).client(PATIENT_S if is_followed else 2.0)
+    job_id = find_job(client, job)
+    if is_followed:
+        raise typer.Exit(_watch(client, job_id, as_json))
+    since = "0"
+    while entries := client.history(job_id, since, 1000):
+        for entry in entries:
+            if as_json:
+                print_json_line(entry)
+            else:
+                out().print(render.event_line(entry), soft_wrap=True)
+        since = entries[-1].id
+        if len(entries) < 1000:
+            return
+
+
+def logs(
+    ctx: typer.Context,
+    job: Job,
+    is_followed: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="A rank of the current generation.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="node/index, whatever rank sits there.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, max=10000, help="Only the last lines.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One rank's log: of the rank that failed, else the first."""
+    client = session_of(ctx).client(PATIENT_S if is_followed else 2.0)
+    job_id = find_job(client, job)
+    if is_followed:
+        raise typer.Exit(_follow_log(client, job_id, rank, device, 10 if tail is None else tail))
+    chunk = client.logs(job_id, rank=rank, device=device, tail=tail)
+    if as_json:
+        print_json({"job": job_id, "device": chunk.device, "text": chunk.text, "next_offset": chunk.next_offset})
+    else:
+        typer.echo(chunk.text, nl=False)
+
+
+def wait(
+    ctx: typer.Context,
+    job: Job,
+    timeout_s: Annotated[float | None, typer.Option("--timeout", min=0, help="Seconds; then exit 101.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait for a job to end; the exit status is the job's."""
+    client = session_of(ctx).client(PATIENT_S)
+    try:
+        found = client.wait(find_job(client, job), timeout_s)
+    except KeyboardInterrupt:
+        raise typer.Exit(DETACHED) from None
+    if as_json:
+        print_json(found)
+    else:
+        out().print(render.outcome(found))
+    raise typer.Exit(JOB_EXIT[found.status])
+
+
+def cancel(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
+    """Stop a job; it ends CANCELLED and keeps its checkpoints."""
+    client = session_of(ctx).client()
+    job_id = find_job(client, job)
+    accepted = client.cancel(job_id)
+    if as_json:
+        print_json(accepted)
+    else:
+        out().print(accepted.message)
+        hint([f"everstep wait {job_id}"])
+
+
+def _watch(client: Client, job_id: str, as_json: bool) -> int:
+    """Follow a job to its end; its exit status."""
+    try:
+        return JOB_EXIT[(_watch_as_json if as_json else _watch_live)(client, job_id).status]
+    except KeyboardInterrupt:
+        if not as_json:
+            out().print(f"\ndetached; {job_id} goes on", style="yellow")
+            hint([f"everstep events -f {job_id}", f"everstep cancel {job_id}"])
+        return DETACHED
+
+
+def _watch_live(client: Client, job_id: str) -> JobView:
+    found = follow(client, job_id, out())
+    hint([f"everstep get {job_id}"] if found.succeeded else [f"everstep get {job_id}", f"everstep logs {job_id}"])
+    return found
+
+
+def _watch_as_json(client: Client, job_id: str) -> JobView:
+    for event in client.events(job_id):
+        print_json_line(event)
+    found = client.wait(job_id)
+    print_json_line(found)
+    return found
+
+
+def _follow_log(client: Client, job_id: str, rank: int | None, device: str | None, tail: int) -> int:
+    offset: int | None = None
+    try:
+        while True:
+            status = client.job(job_id).status
+            try:
+                if offset is None:
+                    chunk = client.logs(job_id, rank=rank, device=device, tail=tail)
+                else:
+                    chunk = client.logs(job_id, device=device, offset=offset)
+            except ApiError as error:
+                # Not there yet: its rank has still to start.
+                if error.status != 404 or status in TERMINAL:
+                    raise
+            else:
+                # A rank's number may move to another device; this log stays with the device it began on.
+                device, offset = chunk.device, chunk.next_offset
+                typer.echo(chunk.text, nl=False)
+                if chunk.text:
+                    continue
+            if status in TERMINAL:
+                return JOB_EXIT[status]
+            time.sleep(LOG_POLL_S)
+    except KeyboardInterrupt:
+        return DETACHED

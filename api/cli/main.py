@@ -1,0 +1,62 @@
+"""The `everstep` command: options that all commands share, and the commands by name."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.client.errors import ClientError
+
+from . import cluster, jobs
+from .session import DEFAULT_STATE_DIR, Guarded, Session, out, print_json, session_of
+
+app = typer.Typer(
+    cls=Guarded,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Elastic, fault-tolerant training: submit a job, watch it, kill what it runs on, watch it go on.",
+    epilog="JOB is a job's id, the name of its newest job, or [cyan]last[/cyan]. Exit status: 0 succeeded, 100 failed, "
+    "101 not finished, 102 not found, 103 cancelled, 2 usage, 4 no server, 130 detached.",
+)
+
+
+@app.callback()
+def shared(
+    ctx: typer.Context,
+    url: Annotated[
+        str | None, typer.Option("--url", envvar="EVERSTEP_URL", help="The server; else read from the state directory.")
+    ] = None,
+    state_dir: Annotated[
+        Path, typer.Option("--state-dir", envvar="EVERSTEP_STATE_DIR", help="Where the local cluster keeps everything.")
+    ] = DEFAULT_STATE_DIR,
+) -> None:
+    ctx.obj = Session(url, state_dir.expanduser())
+
+
+@app.command("version")
+def show_version(ctx: typer.Context, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Version of this client, and of the server where one runs."""
+    try:
+        server = session_of(ctx).client(retry_s=0).server_version()
+    except ClientError:
+        server = None
+    if as_json:
+        print_json({"client": client_version(), "server": server})
+    else:
+        out().print(f"everstep {client_version()} (server: {server or 'none running'})")
+
+
+def client_version() -> str:
+    try:
+        return version("everstep")
+    except PackageNotFoundError:
+        return "0"
+
+
+jobs.register(app)
+cluster.register(app)

@@ -1,0 +1,280 @@
+"""How things look in a terminal: tables, one job's page, one line per event. Takes views, prints nothing itself.
+
+Text from jobs is never read as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from api.views import EventView, GapView, IncidentView, JobSummary, JobView, NodeView, PlanView, SeatView, SubmittedView
+
+STYLES = {
+    "PENDING": "yellow",
+    "STARTING": "cyan",
+    "RUNNING": "green",
+    "RECOVERING": "bold magenta",
+    "RESIZING": "magenta",
+    "STOPPING": "yellow",
+    "SUCCEEDED": "bold green",
+    "FAILED": "bold red",
+    "CANCELLED": "yellow",
+    "UP": "green",
+    "LOST": "bold red",
+}
+MARKS = {"SUCCEEDED": "✓", "FAILED": "✗", "CANCELLED": "■", "LOST": "✗"}
+BAR_WIDTH = 24
+
+
+def status(word: str) -> Text:
+    return Text(f"{MARKS.get(word, '●')} {word}", STYLES.get(word, ""))
+
+
+def submitted(job: SubmittedView) -> Text:
+    return Text.assemble(("✓ ", "green"), (job.id, "bold"), f" submitted ({job.name})")
+
+
+# --- tables --------------------------------------------------------------------------------------------------------------
+
+
+def jobs_table(jobs: Sequence[JobSummary]) -> Table:
+    table = _table()
+    table.add_column("JOB", no_wrap=True, min_width=30)
+    table.add_column("NAME", no_wrap=True, overflow="ellipsis")
+    table.add_column("STATUS", no_wrap=True, min_width=12)
+    table.add_column("STEP", justify="right", no_wrap=True, min_width=max(len(f"{job.step}/{job.steps}") for job in jobs))
+    table.add_column("RECOV.", justify="right", no_wrap=True, min_width=6)
+    table.add_column("AGE", justify="right", no_wrap=True, min_width=6)
+    for job in jobs:
+        table.add_row(
+            Text(job.id, "bold"),
+            Text(job.name),
+            status(job.status),
+            f"{job.step}/{job.steps}",
+            str(job.recoveries or "–"),
+            age(job.created_at),
+        )
+    return table
+
+
+def nodes_table(nodes: Sequence[NodeView]) -> Table:
+    table = _table()
+    for name in ("NODE", "KIND", "DEVICES", "STATUS", "ADDRESS"):
+        table.add_column(name, justify="right" if name == "DEVICES" else "left", no_wrap=True)
+    for node in nodes:
+        table.add_row(
+            Text(node.id, "bold"), Text(node.kind), str(node.num_devices), status(node.status), Text(node.address)
+        )
+    return table
+
+
+def job_page(job: JobView) -> RenderableType:
+    parts: list[RenderableType] = [title(job), _facts(job)]
+    if job.plan is not None:
+        parts += ["", plan_table(job.plan)]
+    for incident in job.incidents[-5:]:
+        parts += ["", incident_table(incident)]
+    if job.failure is not None:
+        parts += ["", failure(job)]
+    return Group(*parts)
+
+
+def title(job: JobView) -> Text:
+    line = Text.assemble((job.name, "bold"), "  ", (job.id, "dim"), "  ", status(job.status))
+    if job.generation:
+        line.append(f"  generation {job.generation}", "dim")
+    return line
+
+
+def _facts(job: JobView) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    if job.reason and job.failure is None:
+        table.add_row("reason", Text(job.reason))
+    rate = f"  {job.tokens_per_s:,.0f} tokens/s" if job.tokens_per_s else ""
+    pace = f"  {job.typical_step_s:.3f} s/step" if job.typical_step_s else ""
+    table.add_row("step", f"{job.step} of {job.steps}  loss {number(job.loss, '.4f')}{rate}{pace}")
+    if job.num_params:
+        table.add_row("model", f"{job.num_params:,} parameters, {job.tokens_per_step:,} tokens per step")
+    table.add_row("created", when(job.created_at) + (f", started {when(job.started_at)}" if job.started_at else ""))
+    if job.finished_at is not None:
+        table.add_row(
+            "finished", f"{when(job.finished_at)}, after {duration((job.finished_at - job.created_at).total_seconds())}"
+        )
+    if job.checkpoint is not None:
+        table.add_row("checkpoint", Text(f"step {job.checkpoint.step}, {job.checkpoint.path}"))
+    return table
+
+
+def plan_table(plan: PlanView) -> RenderableType:
+    """Pipelines down, stages across, ranks and their devices inside."""
+    depth = max(seat.stage for seat in plan.seats) + 1
+    table = _table()
+    table.add_column("PIPELINE", justify="right")
+    for stage in range(depth):
+        table.add_column(f"STAGE {stage}")
+    table.add_column("MICRO-BATCHES")
+    for index, ids in enumerate(plan.micro_batches):
+        cells = [_cell([s for s in plan.seats if (s.pipeline, s.stage) == (index, stage)]) for stage in range(depth)]
+        table.add_row(str(index), *cells, _ids(ids))
+    return Group(Text.assemble((f"plan {plan.summary}", "bold"), (f"  {plan.reason}" if plan.reason else "", "dim")), table)
+
+
+def _cell(seats: Sequence[SeatView]) -> Text:
+    if not seats:
+        return Text("–", "dim")
+    first, last = seats[0].layers
+    cell = Text(f"layers {first}–{last - 1}" if last - first > 1 else f"layer {first}", "dim")
+    for seat in seats:
+        cell.append(f"\nrank {seat.rank} ", "bold").append(seat.device).append(
+            f" pid {seat.pid}" if seat.pid else "", "dim"
+        )
+    return cell
+
+
+def _ids(ids: Sequence[int]) -> str:
+    """`0–3, 7` of 0 1 2 3 7."""
+    runs: list[list[int]] = []
+    for id in ids:
+        if runs and id == runs[-1][-1] + 1:
+            runs[-1].append(id)
+        else:
+            runs.append([id])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+# --- recoveries ----------------------------------------------------------------------------------------------------------
+
+
+def incident_line(incident: IncidentView) -> Text:
+    word = "resize" if incident.cause in ("grow", "shrink") else "recovery"
+    generations = f"generation {incident.generation} → {incident.next_generation or '…'}"
+    pause = f"pause {seconds(incident.pause_s)}" if incident.pause_s is not None else "under way"
+    style = "green" if incident.pause_s is not None else "magenta"
+    cause = incident.cause.replace("_", " ")
+    return Text.assemble((f"{word} {incident.number}", "bold"), f"  {cause}  ", (generations, "dim"), "  ", (pause, style))
+
+
+def incident_table(incident: IncidentView) -> RenderableType:
+    """One recovery: what was seen, what was done, and where the time went."""
+    parts: list[RenderableType] = [incident_line(incident), Padding(Text(incident.message, "dim"), (0, 0, 0, 2))]
+    if incident.decision:
+        parts.append(Padding(Text(incident.decision, "dim"), (0, 0, 0, 2)))
+    if incident.phases:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(style="cyan", min_width=10)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True)
+        longest = max(incident.phases.values()) or 1.0
+        for name, value in incident.phases.items():
+            table.add_row(Text(name.replace("_", " ")), seconds(value), Text(bar(value / longest, BAR_WIDTH), "magenta"))
+        parts.append(Padding(table, (0, 0, 0, 2)))
+    if incident.pause_s is not None:
+        parts.append(Padding(_cost(incident), (0, 0, 0, 2)))
+    return Group(*parts)
+
+
+def _cost(incident: IncidentView) -> Text:
+    lost = f"{incident.rolled_back} committed steps run again" if incident.rolled_back else "no committed step lost"
+    source = f", state from {incident.source}" if incident.source else ""
+    style = "yellow" if incident.rolled_back else "green"
+    return Text.assemble((lost, style), (f" at step {incident.committed}{source}", "dim"))
+
+
+# --- the end -------------------------------------------------------------------------------------------------------------
+
+
+def outcome(job: JobView) -> RenderableType:
+    """One line on how the job ended; the failure's evidence below it."""
+    line = status(job.status)
+    took = duration(((job.finished_at or datetime.now(UTC)) - job.created_at).total_seconds())
+    line.append(f"  step {job.step} of {job.steps} in {took}", "not bold default")
+    if job.loss is not None:
+        line.append(f", loss {job.loss:.4f}", "not bold default")
+    if job.recoveries:
+        pauses = [
+            item.pause_s for item in job.incidents if item.pause_s is not None and item.cause not in ("grow", "shrink")
+        ]
+        longest = f", longest pause {seconds(max(pauses))}" if pauses else ""
+        plural = "y" if job.recoveries == 1 else "ies"
+        line.append(f", {job.recoveries} recover{plural}{longest}", "not bold default")
+    return Group(line, failure(job)) if job.failure is not None else line
+
+
+def failure(job: JobView) -> RenderableType:
+    found = job.failure
+    assert found is not None
+    where = [f"rank {found.rank}"] if found.rank is not None else []
+    where += [found.device] if found.device else []
+    where += [f"exit code {found.exit_code}"] if found.exit_code is not None else []
+    message = Text(found.message, "red")
+    if where:
+        message.append(f"\n{', '.join(where)}", "dim")
+    if not found.log_tail:
+        return Padding(message, (0, 0, 0, 2))
+    log = Panel(
+        Text("\n".join(found.log_tail)), title="last log lines", title_align="left", box=box.ROUNDED, border_style="dim"
+    )
+    return Group(Padding(message, (0, 0, 0, 2)), log)
+
+
+# --- lines and words -----------------------------------------------------------------------------------------------------
+
+
+def event_line(event: EventView | GapView) -> Text:
+    if isinstance(event, GapView):
+        return Text(f"{'':8}  events before {event.resumes_at} are no longer kept", "yellow")
+    clock = event.at.astimezone().strftime("%H:%M:%S")
+    return Text.assemble(
+        (clock, "dim"), "  ", (f"{event.status:10}", STYLES.get(event.status, "")), "  ", event.message or event.type
+    )
+
+
+def when(instant: datetime) -> str:
+    return instant.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(total_s: float) -> str:
+    """`48 s`, `3 min 05 s`, `2 h 10 min`, `3 d 4 h`."""
+    spent = timedelta(seconds=max(0, round(total_s)))
+    minutes, rest = divmod(spent.seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    if spent.days:
+        return f"{spent.days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def age(since: datetime) -> str:
+    """`48 s`, `3 min`, `2 h`, `3 d`."""
+    words = duration((datetime.now(UTC) - since).total_seconds()).split()
+    return " ".join(words[:2])
+
+
+def seconds(value: float) -> str:
+    """`16 ms`, `1.25 s`."""
+    return f"{value * 1000:.0f} ms" if abs(value) < 0.9995 else f"{value:.2f} s"
+
+
+def bar(fraction: float, width: int) -> str:
+    eighths = round(max(0.0, min(1.0, fraction)) * width * 8)
+    whole, rest = divmod(eighths, 8)
+    return "█" * whole + ("▏▎▍▌▋▊▉"[rest - 1] if rest else "") or "▏"
+
+
+def number(value: float | None, spec: str) -> str:
+    return "–" if value is None else format(value, spec)
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))

@@ -1,0 +1,271 @@
+"""The client: every call of the API as a typed method, with retries where a repeat is safe.
+
+A repeat is safe for reads, for a cancel, and for a submission (it always carries a key). Adding a node or causing a fault
+is sent again only where the first try never reached the server.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+from urllib.parse import quote
+
+import httpx2
+
+from api.documents import load_mapping
+from api.views import (
+    TERMINAL,
+    AcceptedView,
+    EventView,
+    GapView,
+    JobPage,
+    JobSummary,
+    JobView,
+    NodeView,
+    StepView,
+    SubmittedView,
+)
+from orchestrator.domain.errors import Refused
+
+from .errors import ApiError, StillRunning, Unreachable
+from .retry import Budget
+
+Event: TypeAlias = EventView | StepView | GapView
+BEGINNING = "0"
+SILENCE_S = 45.0
+"""An event stream that says nothing for this long, pings included, is broken."""
+_SHAPES: dict[str, type[EventView] | type[StepView] | type[GapView]] = {
+    "history": EventView,
+    "step": StepView,
+    "gap": GapView,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogChunk:
+    text: str
+    next_offset: int
+    device: str
+
+
+class Client:
+    """Raises ApiError, Unreachable. retry_s: how long to try a server that does not answer (it may be restarting)."""
+
+    def __init__(self, base_url: str, *, timeout_s: float = 10.0, retry_s: float = 10.0) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._retry_s = retry_s
+        # A proxy of the environment must not see requests to this machine.
+        self._http = httpx2.Client(base_url=self.base_url, timeout=timeout_s, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    # --- jobs ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Path | str | Mapping[str, Any], key: str | None = None) -> SubmittedView:
+        """A job file (its relative data globs count from its own folder) or the same as a mapping. Raises Refused too."""
+        body = dict(job) if isinstance(job, Mapping) else read_job_file(Path(job))
+        headers = {"Idempotency-Key": key or secrets.token_hex(16)}
+        return SubmittedView.model_validate(self._json("POST", "/api/v1/jobs", json=body, headers=headers))
+
+    def jobs(self, *, state: Sequence[str] = (), limit: int = 50, cursor: str | None = None) -> JobPage:
+        params = {"limit": limit, "state": list(state)} | ({"cursor": cursor} if cursor else {})
+        return JobPage.model_validate(self._json("GET", "/api/v1/jobs", params=params))
+
+    def all_jobs(self, *, state: Sequence[str] = ()) -> Iterator[JobSummary]:
+        page = self.jobs(state=state, limit=200)
+        yield from page.jobs
+        while page.next_cursor:
+            page = self.jobs(state=state, limit=200, cursor=page.next_cursor)
+            yield from page.jobs
+
+    def job(self, job: str) -> JobView:
+        return JobView.model_validate(self._json("GET", _path(job)))
+
+    def cancel(self, job: str) -> AcceptedView:
+        return AcceptedView.model_validate(self._json("POST", f"{_path(job)}:cancel"))
+
+    def wait(self, job: str, timeout_s: float | None = None, poll_s: float = 0.5) -> JobView:
+        """The job once it is over. Raises StillRunning after timeout_s."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            found = self.job(job)
+            if found.is_over:
+                return found
+            if deadline is not None and time.monotonic() >= deadline:
+                raise StillRunning(f"{job} is {found.status} at step {found.step} of {found.steps} after {timeout_s:g} s")
+            time.sleep(poll_s if deadline is None else max(0.0, min(poll_s, deadline - time.monotonic())))
+
+    # --- what happened -------------------------------------------------------------------------------------------------
+
+    def events(self, job: str, after: str = BEGINNING) -> Iterator[Event]:
+        """History and steps as they happen, reconnecting where it must; ends when the job has ended."""
+        budget = Budget(self._retry_s)
+        while True:
+            heard = False
+            try:
+                for event in self._stream(job, after):
+                    budget.reset()
+                    after, heard = event.id, True
+                    yield event
+                    if isinstance(event, EventView) and event.status in TERMINAL:
+                        return
+            except httpx2.TransportError as error:
+                if not budget.pause():
+                    raise self._unreachable(error) from error
+                continue
+            except ApiError as error:
+                if error.status != 503 or not budget.pause():
+                    raise
+                continue
+            if not heard and self.job(job).is_over:
+                return
+            if not budget.pause():
+                raise Unreachable(f"{self.base_url} keeps ending the events of {job} without a word")
+
+    def history(self, job: str, since: str = BEGINNING, limit: int = 1000) -> list[EventView | GapView]:
+        params = {"since": since, "limit": limit}
+        found = self._json("GET", f"{_path(job)}/events", params=params, headers={"Accept": "application/json"})
+        return [GapView.model_validate(item) if item["type"] == "gap" else EventView.model_validate(item) for item in found]
+
+    def metrics(self, job: str, since: str = BEGINNING, limit: int = 1000) -> list[StepView]:
+        found = self._json("GET", f"{_path(job)}/metrics", params={"since": since, "limit": limit})
+        return [StepView.model_validate(item) for item in found]
+
+    def all_metrics(self, job: str) -> Iterator[StepView]:
+        since, page = BEGINNING, 10000
+        while True:
+            steps = self.metrics(job, since, page)
+            yield from steps
+            if len(steps) < page:
+                return
+            since = steps[-1].id
+
+    def logs(
+        self,
+        job: str,
+        *,
+        rank: int | None = None,
+        device: str | None = None,
+        tail: int | None = None,
+        offset: int | None = None,
+    ) -> LogChunk:
+        given = {"rank": rank, "device": device, "tail": tail, "offset": offset}
+        params = {name: value for name, value in given.items() if value is not None}
+        answer = self._send("GET", f"{_path(job)}/logs", params=params)
+        next_offset, found = int(answer.headers["X-Next-Offset"]), answer.headers["X-Log-Device"]
+        return LogChunk(text=answer.text, next_offset=next_offset, device=found)
+
+    # --- cluster -------------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> list[NodeView]:
+        return [NodeView.model_validate(item) for item in self._json("GET", "/api/v1/nodes")]
+
+    def add_node(self, kind: str, num_devices: int = 2) -> AcceptedView:
+        body = {"kind": kind, "num_devices": num_devices}
+        return AcceptedView.model_validate(self._json("POST", "/api/v1/nodes", json=body, repeatable=False))
+
+    def kill_node(self, node: str) -> AcceptedView:
+        return self._fault({"kind": "kill_node", "node": node})
+
+    def kill_rank(self, job: str, rank: int) -> AcceptedView:
+        return self._fault({"kind": "kill_rank", "job": job, "rank": rank})
+
+    def ready(self) -> dict[str, str]:
+        """Name of each check -> "ok". Raises ApiError, whose problem carries the checks, where one is not."""
+        checks: dict[str, str] = self._json("GET", "/readyz", repeatable=False)["checks"]
+        return checks
+
+    def server_version(self) -> str:
+        return str(self._json("GET", "/healthz")["version"])
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def _fault(self, body: Mapping[str, Any]) -> AcceptedView:
+        return AcceptedView.model_validate(self._json("POST", "/api/v1/faults", json=body, repeatable=False))
+
+    def _json(self, method: str, path: str, *, repeatable: bool = True, **request: Any) -> Any:
+        return self._send(method, path, repeatable=repeatable, **request).json()
+
+    def _send(self, method: str, path: str, *, repeatable: bool = True, **request: Any) -> httpx2.Response:
+        budget = Budget(self._retry_s)
+        while True:
+            try:
+                answer = self._http.request(method, path, **request)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                if not budget.pause():
+                    raise self._unreachable(error) from error
+            except httpx2.TransportError as error:
+                if not repeatable or not budget.pause():
+                    raise self._unreachable(error) from error
+            else:
+                if answer.is_success:
+                    return answer
+                if answer.status_code != 503 or not repeatable or not budget.pause():
+                    raise _refused(answer)
+
+    def _stream(self, job: str, after: str) -> Iterator[Event]:
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": after}
+        timeout = httpx2.Timeout(10.0, read=SILENCE_S)
+        with self._http.stream("GET", f"{_path(job)}/events", headers=headers, timeout=timeout) as answer:
+            if answer.status_code == 204:
+                return
+            if not answer.is_success:
+                answer.read()
+                raise _refused(answer)
+            for sse in httpx2.EventSource(answer):
+                shape = _SHAPES.get(sse.event)
+                if shape is not None:
+                    yield shape.model_validate_json(sse.data)
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        return Unreachable(f"no answer from {self.base_url} ({error})")
+
+
+def read_job_file(path: Path) -> dict[str, Any]:
+    """The mapping in a .yaml, .yml or .json job file, its relative data globs made absolute. Raises Refused."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise Refused(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise Refused(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    body = load_mapping(text, "application/json" if path.suffix == ".json" else "application/yaml")
+    data = body.get("data")
+    if isinstance(data, dict) and isinstance(data.get("files"), list):
+        folder = path.resolve().parent
+        data["files"] = [_from(folder, item) if isinstance(item, str) else item for item in data["files"]]
+    return body
+
+
+def _from(folder: Path, pattern: str) -> str:
+    # {stdlib} and an empty pattern are not places in the file's folder.
+    return pattern if not pattern or pattern.startswith(("/", "{")) else str(folder / pattern)
+
+
+def _path(job: str) -> str:
+    return f"/api/v1/jobs/{quote(job, safe='')}"
+
+
+def _refused(answer: httpx2.Response) -> ApiError:
+    try:
+        problem = answer.json()
+    except ValueError:
+        problem = None
+    if not isinstance(problem, dict):
+        problem = {
+            "status": answer.status_code,
+            "detail": f"{answer.url} answered {answer.status_code} and no problem document",
+        }
+    return ApiError(problem)

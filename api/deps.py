@@ -1,0 +1,83 @@
+"""What routes are given: the desk, the settings, the metrics, and bodies and parameters already checked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Header, Path, Request
+
+from orchestrator.domain.ids import JobId
+from orchestrator.ports import Desk
+
+from . import schemas
+from .documents import UnsupportedType, load_mapping
+from .metrics import Metrics
+from .problems import Problem, invalid
+from .settings import ApiSettings
+
+Model = TypeVar("Model", bound=schemas.Request)
+
+
+def get_desk(request: Request) -> Desk:
+    desk: Desk = request.app.state.desk
+    return desk
+
+
+def get_settings(request: Request) -> ApiSettings:
+    settings: ApiSettings = request.app.state.settings
+    return settings
+
+
+def get_metrics(request: Request) -> Metrics:
+    metrics: Metrics = request.app.state.metrics
+    return metrics
+
+
+async def get_text(request: Request) -> str:
+    try:
+        return (await request.body()).decode()
+    except UnicodeDecodeError as error:
+        raise Problem(422, "invalid", f"the body is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+
+
+def body_of(model: type[Model]) -> Callable[..., Awaitable[Model]]:
+    """A dependency that reads a body (JSON or YAML) as `model`, refusing it field by field."""
+
+    async def read(request: Request) -> Model:
+        return schemas.read(model, parse(await get_text(request), request))
+
+    return read
+
+
+def parse(text: str, request: Request) -> dict[str, object]:
+    try:
+        return load_mapping(text, request.headers.get("content-type", ""))
+    except UnsupportedType as error:
+        raise Problem(415, "content-type", error.message) from error
+
+
+def get_key(idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key")] = None) -> str | None:
+    key = idempotency_key
+    if key is not None and not (1 <= len(key) <= 255 and key.isascii() and key.isprintable()):
+        allowed = "1..255 printable ASCII characters"
+        raise invalid("Idempotency-Key", key, f"must be {allowed}", allowed)
+    return key
+
+
+def get_job_id(job_id: Annotated[str, Path(max_length=100)]) -> JobId:
+    return JobId(job_id)
+
+
+TheDesk = Annotated[Desk, Depends(get_desk)]
+TheSettings = Annotated[ApiSettings, Depends(get_settings)]
+TheMetrics = Annotated[Metrics, Depends(get_metrics)]
+TheJobId = Annotated[JobId, Depends(get_job_id)]
+TheKey = Annotated[str | None, Depends(get_key)]
+
+
+def document(model: type[schemas.Request]) -> dict[str, object]:
+    """The OpenAPI description of a body that `body_of(model)` reads."""
+    schema = model.model_json_schema()
+    content = {kind: {"schema": schema} for kind in ("application/json", "application/yaml")}
+    return {"requestBody": {"required": True, "content": content}}

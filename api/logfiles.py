@@ -1,0 +1,107 @@
+"""Reading the log files of a job's ranks: which one is meant, and a piece of it by lines or by bytes.
+
+User code runs as the writer of these files, so nothing here follows a link or leaves the job's own directory.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio.to_thread
+
+from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.job import Failed, JobRecord
+
+from .problems import invalid, not_found
+from .projections import current_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    text: str
+    next_offset: int
+    is_cut: bool
+    """More lies before (tail) or after (offset) than one answer may hold."""
+
+
+def choose(record: JobRecord, directory: Path, rank: int | None, device: str | None) -> Device:
+    """The device whose log is meant. Raises Problem."""
+    if rank is not None and device is not None:
+        raise invalid("rank", rank, "must not be given together with device")
+    if device is not None:
+        return _parse(device)
+    plan = current_plan(record)
+    if rank is not None:
+        if plan is None:
+            raise not_found(f"{record.id} has no ranks yet; wait until it has started")
+        if rank >= plan[1].world_size:
+            allowed = f"0..{plan[1].world_size - 1}"
+            raise invalid("rank", rank, f"must be {allowed} in generation {plan[0]}", allowed)
+        return plan[1].devices[rank]
+    if isinstance(record.state, Failed) and record.state.device is not None:
+        return record.state.device
+    have = _devices_with_logs(directory)
+    preferred = [item for item in (plan[1].devices if plan else ()) if str(item) in have]
+    if preferred:
+        return preferred[0]
+    if have:
+        return _parse(have[0])
+    raise not_found(f"{record.id} has no logs yet; they begin when its first rank starts")
+
+
+async def read(directory: Path, device: Device, tail: int | None, offset: int | None, max_bytes: int) -> Chunk:
+    """Raises Problem where there is no such log."""
+    if tail is not None and offset is not None:
+        raise invalid("tail", tail, "must not be given together with offset")
+    return await anyio.to_thread.run_sync(_read, directory, device, tail, offset, max_bytes)
+
+
+def _read(directory: Path, device: Device, tail: int | None, offset: int | None, max_bytes: int) -> Chunk:
+    path = directory / f"{device.node}-{device.index}.log"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        have = ", ".join(_devices_with_logs(directory)) or "none yet"
+        raise not_found(f"no log of {device}; devices with logs: {have}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise not_found(f"the log of {device} is not a file")
+        start = min(offset, found.st_size) if offset is not None else max(0, found.st_size - max_bytes)
+        file.seek(start)
+        data = file.read(max_bytes)
+    is_cut = start + len(data) < found.st_size if offset is not None else start > 0
+    text, next_offset = _decoded(data, start)
+    if offset is None and start > 0:
+        text = text.partition("\n")[2]
+    if tail is not None:
+        lines = text.splitlines(keepends=True)
+        text = "".join(lines[len(lines) - min(tail, len(lines)) :])
+    return Chunk(text=text, next_offset=next_offset, is_cut=is_cut)
+
+
+def _decoded(data: bytes, start: int) -> tuple[str, int]:
+    """Whole characters only: a character whose last bytes are not there yet is left for the next read."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data)
+    return text, start + len(data) - len(decoder.getstate()[0])
+
+
+def _parse(text: str) -> Device:
+    node, _, index = text.rpartition("/")
+    if not node or "/" in node or "\0" in node or not (index.isascii() and index.isdigit()) or len(index) > 6:
+        raise invalid("device", text, "must be node/index, for example node-1/0", "node/index")
+    return Device(NodeId(node), int(index))
+
+
+def _devices_with_logs(directory: Path) -> list[str]:
+    try:
+        names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file(follow_symlinks=False))
+    except OSError:
+        return []
+    stems = (name.removesuffix(".log").rpartition("-") for name in names if name.endswith(".log"))
+    return [f"{node}/{index}" for node, _, index in stems if node and index.isdigit()]

@@ -1,0 +1,222 @@
+"""From the control plane's records to the shapes the API answers: pure functions, one per shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from datetime import UTC, datetime
+
+from orchestrator.domain.cluster import Node
+from orchestrator.domain.codec import encode
+from orchestrator.domain.events import HistoryEntry, StepRecord
+from orchestrator.domain.ids import Device, Generation
+from orchestrator.domain.job import Cancelled, Failed, Incident, JobRecord, Reforming, Running, Starting, Succeeded
+from orchestrator.domain.plan import Plan
+from orchestrator.domain.spec import JobSpec
+from orchestrator.jobs.status import RESIZES, reason_of, status_of
+from orchestrator.ports import Gap
+
+from . import views
+
+
+def summary(record: JobRecord) -> views.JobSummary:
+    return views.JobSummary(**_summary(record))  # type: ignore[arg-type]
+
+
+def job(record: JobRecord) -> views.JobView:
+    plan = current_plan(record)
+    return views.JobView(
+        **_summary(record),  # type: ignore[arg-type]
+        labels=dict(record.spec.labels),
+        tokens_per_step=tokens_per_step(record),
+        typical_step_s=record.typical_step_s,
+        num_params=record.profile.num_params if record.profile else None,
+        plan=_plan(record, *plan) if plan else None,
+        incidents=tuple(_incident(item) for item in record.incidents),
+        checkpoint=_checkpoint(record),
+        failure=_failure(record),
+        spec=_job_file(record.spec),
+    )
+
+
+def submitted(record: JobRecord) -> views.SubmittedView:
+    url = f"/api/v1/jobs/{record.id}"
+    return views.SubmittedView(
+        id=record.id, name=record.spec.name, created_at=instant(record.created_at), url=url, events_url=f"{url}/events"
+    )
+
+
+def event(id: str, entry: HistoryEntry) -> views.EventView:
+    return views.EventView(
+        id=id,
+        type=entry.type,
+        at=instant(entry.at),
+        message=entry.message,
+        status=entry.status,
+        generation=entry.generation,
+        step=entry.step,
+        data=dict(encode(dict(entry.data))),
+    )
+
+
+def step(id: str, record: StepRecord) -> views.StepView:
+    return views.StepView(
+        id=id,
+        step=record.answer.step,
+        loss=_finite(record.answer.loss),
+        norm=_finite(record.answer.norm),
+        tokens=record.tokens,
+        seconds=record.seconds,
+        generation=record.generation,
+        at=instant(record.at),
+    )
+
+
+def gap(id: str, item: Gap) -> views.GapView:
+    return views.GapView(id=id, resumes_at=item.resumes_at)
+
+
+def node(item: Node) -> views.NodeView:
+    return views.NodeView(
+        id=item.id,
+        kind=item.kind,
+        num_devices=item.num_devices,
+        status=item.status.value,
+        address=item.address,
+        labels=dict(item.labels),
+    )
+
+
+def instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def tokens_per_step(record: JobRecord) -> int:
+    train = record.spec.train
+    return train.micro_batches * train.micro_batch_size * train.sequence
+
+
+def current_plan(record: JobRecord) -> tuple[Generation, Plan] | None:
+    """The plan that is running, or being formed, or was the last to run."""
+    match record.state:
+        case Running(generation=generation, plan=plan):
+            return generation, plan
+        case Starting(forming=forming):
+            return forming.generation, forming.plan
+        case Reforming(forming=forming) if forming is not None:
+            return forming.generation, forming.plan
+        case _:
+            newest = max(record.plans, default=None)
+            return (newest, record.plans[newest]) if newest is not None else None
+
+
+def _summary(record: JobRecord) -> dict[str, object]:
+    plan = current_plan(record)
+    finished = record.state.at if isinstance(record.state, Succeeded | Failed | Cancelled) else None
+    # Of a job that is not stepping the last rate is history, not a rate.
+    is_stepping = isinstance(record.state, Running) and record.typical_step_s
+    rate = tokens_per_step(record) / record.typical_step_s if is_stepping and record.typical_step_s else None
+    return {
+        "id": record.id,
+        "name": record.spec.name,
+        "status": status_of(record.state).value,
+        "reason": reason_of(record.state),
+        "generation": record.generation,
+        "step": record.committed,
+        "steps": record.spec.train.steps,
+        "loss": _finite(record.last_answer.loss) if record.last_answer and record.last_answer.losses else None,
+        "tokens_per_s": rate,
+        "recoveries": sum(item.fault.cause not in RESIZES for item in record.incidents),
+        "plan_summary": plan[1].describe() if plan else None,
+        "created_at": instant(record.created_at),
+        "started_at": instant(record.started_at) if record.started_at is not None else None,
+        "finished_at": instant(finished) if finished is not None else None,
+    }
+
+
+def _plan(record: JobRecord, generation: Generation, plan: Plan) -> views.PlanView:
+    return views.PlanView(
+        generation=generation,
+        tp=plan.tp,
+        pp=plan.pp,
+        dp=plan.dp,
+        summary=plan.describe(),
+        reason=plan.reason,
+        micro_batches=tuple(pipeline.micro_batches for pipeline in plan.pipelines),
+        seats=tuple(
+            views.SeatView(
+                rank=seat.rank,
+                device=str(seat.device),
+                pipeline=seat.pipeline,
+                stage=seat.stage,
+                tp=seat.tp,
+                layers=(plan.stage_at(seat).first, plan.stage_at(seat).last),
+                pid=record.pids.get(seat.device),
+            )
+            for seat in plan.seats
+        ),
+    )
+
+
+def _incident(item: Incident) -> views.IncidentView:
+    return views.IncidentView(
+        number=item.number,
+        cause=item.fault.cause.value,
+        message=item.fault.message,
+        at=instant(item.fault.at),
+        devices=tuple(str(device) for device in item.fault.devices),
+        generation=item.generation,
+        next_generation=item.next_generation,
+        decision=item.decision,
+        source=item.source,
+        committed=item.committed,
+        rolled_back=item.rolled_back,
+        moved_elements=item.moved_elements,
+        attempts=item.attempts,
+        phases=dict(item.phases),
+        pause_s=item.pause_s,
+    )
+
+
+def _checkpoint(record: JobRecord) -> views.CheckpointView | None:
+    if record.checkpoint is None:
+        return None
+    found = record.checkpoint
+    return views.CheckpointView(step=found.step, generation=found.generation, path=found.path)
+
+
+def _failure(record: JobRecord) -> views.FailureView | None:
+    if not isinstance(record.state, Failed):
+        return None
+    failed = record.state
+    return views.FailureView(
+        message=failed.message,
+        device=str(failed.device) if failed.device else None,
+        rank=rank_of(record, failed.device),
+        exit_code=failed.exit_code,
+        log_tail=failed.log_tail,
+    )
+
+
+def rank_of(record: JobRecord, device: Device | None) -> int | None:
+    plan = current_plan(record)
+    if device is None or plan is None or device not in plan[1].seat_of:
+        return None
+    return plan[1].seat_of[device].rank
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN: a loss that is none is null."""
+    return value if math.isfinite(value) else None
+
+
+def _job_file(spec: JobSpec) -> dict[str, object]:
+    """A spec as its job file: the codec's class names belong to storage, and a program's own settings pass unread."""
+    shaped: dict[str, object] = {}
+    for item in dataclasses.fields(spec):
+        value = getattr(spec, item.name)
+        if dataclasses.is_dataclass(value):
+            shaped[item.name] = {part.name: encode(getattr(value, part.name)) for part in dataclasses.fields(value)}
+        else:
+            shaped[item.name] = encode(value)
+    return shaped

@@ -1,0 +1,51 @@
+"""Whether this process lives, whether it can do its work, and its figures for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+
+from ..deps import TheDesk, TheMetrics, TheSettings
+from ..problems import Problem
+
+router = APIRouter(tags=["health"])
+OK = "ok"
+
+
+class Health(BaseModel):
+    status: str
+    version: str
+
+
+class Readiness(BaseModel):
+    status: str
+    checks: dict[str, str]
+
+
+@router.get("/healthz")
+async def healthz(settings: TheSettings) -> Health:
+    """This process answers; says nothing about anything behind it."""
+    return Health(status=OK, version=settings.version)
+
+
+@router.get("/readyz")
+async def readyz(desk: TheDesk, settings: TheSettings) -> Readiness:
+    """Every check by name; 503 with the same names where one is not ok."""
+    try:
+        async with asyncio.timeout(settings.health_timeout_s):
+            checks = await desk.health()
+    except TimeoutError:
+        checks = {"store": f"did not answer within {settings.health_timeout_s:g} s"}
+    wrong = [f"{name}: {found}" for name, found in checks.items() if found != OK]
+    if wrong:
+        raise Problem(503, "not-ready", "; ".join(wrong), headers={"Retry-After": "1"}, checks=checks)
+    return Readiness(status=OK, checks=checks)
+
+
+@router.get("/metrics", response_class=Response)
+async def prometheus(desk: TheDesk, metrics: TheMetrics) -> Response:
+    return Response(await metrics.render(desk), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,90 @@
+"""Jobs: submit, list, look at, cancel."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from orchestrator.domain.codec import dumps
+from orchestrator.domain.errors import Conflict
+from orchestrator.domain.events import CancelRequested
+from orchestrator.domain.job import JobRecord, JobStatus
+from orchestrator.jobs.status import TERMINAL_STATUSES, status_of
+from orchestrator.ports import Desk
+
+from .. import projections, views
+from ..deps import TheDesk, TheJobId, TheKey, document, get_text, parse
+from ..ids import new_job_id
+from ..problems import Problem, conflict
+from ..schemas import JobFile, read
+
+router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
+REPLAYED = "Idempotency-Replayed"
+MAX_LIMIT = 200
+MAX_PAGES = 50
+"""A filtered list looks at this many pages at most; it may then be short, or empty, and still have a next cursor."""
+
+
+@router.post("", status_code=201, openapi_extra=document(JobFile))
+async def submit(
+    request: Request, response: Response, desk: TheDesk, key: TheKey, text: Annotated[str, Depends(get_text)]
+) -> views.SubmittedView:
+    """Record a job. The same Idempotency-Key with the same job answers 200 and the first job; with another job, 422."""
+    spec = read(JobFile, parse(text, request)).to_spec()
+    now = time.time()
+    # Of what was asked, not of how it was written: a key survives a change of format or whitespace.
+    body_hash = hashlib.sha256(dumps(spec)).hexdigest()
+    try:
+        job, is_new = await desk.submit(new_job_id(now), spec, now, key, body_hash)
+    except Conflict as error:
+        detail = f"Idempotency-Key {key!r} was used for another job; send a new key ({error})"
+        raise Problem(422, "key-reused", detail) from error
+    shown = projections.submitted(await desk.get(job))
+    response.headers["Location"] = shown.url
+    if not is_new:
+        response.status_code = 200
+        response.headers[REPLAYED] = "true"
+    return shown
+
+
+@router.get("")
+async def list_jobs(
+    desk: TheDesk,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 50,
+    cursor: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+    state: Annotated[list[JobStatus] | None, Query(description="Only jobs in one of these states.")] = None,
+) -> views.JobPage:
+    """Newest first; `next_cursor` is null on the last page."""
+    found: list[JobRecord] = []
+    for _ in range(MAX_PAGES):
+        # Never more than are still wanted, so that the desk's cursor is exactly where this page ends.
+        page = await desk.list(limit - len(found), cursor)
+        found.extend(record for record in page.jobs if not state or status_of(record.state) in state)
+        cursor = page.next_cursor
+        if cursor is None or len(found) == limit:
+            break
+    return views.JobPage(jobs=tuple(projections.summary(record) for record in found), next_cursor=cursor)
+
+
+@router.get("/{job_id}")
+async def get_job(desk: TheDesk, job_id: TheJobId) -> views.JobView:
+    return projections.job(await desk.get(job_id))
+
+
+@router.post("/{job_id}:cancel", status_code=202)
+async def cancel(desk: TheDesk, job_id: TheJobId) -> views.AcceptedView:
+    """Stop the job; it ends CANCELLED. Asking twice is no error, asking after the end is (409)."""
+    await require_unfinished(desk, job_id)
+    command = await desk.command(CancelRequested(job=job_id))
+    return views.AcceptedView(id=command, message=f"{job_id} is being cancelled")
+
+
+async def require_unfinished(desk: Desk, job_id: TheJobId) -> JobRecord:
+    record = await desk.get(job_id)
+    status = status_of(record.state)
+    if status in TERMINAL_STATUSES:
+        raise conflict(f"{job_id} is over ({status.value}); an ended job never changes")
+    return record

@@ -1,0 +1,94 @@
+"""What happens to a job, as it happens and afterwards: events, metrics, logs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.encoders import jsonable_encoder
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.sse import EventSourceResponse
+
+from orchestrator.jobs.status import TERMINAL_STATUSES, status_of
+from orchestrator.ports import Gap
+
+from .. import logfiles, projections, views
+from ..deps import TheDesk, TheJobId, TheMetrics, TheSettings
+from ..streams import event_stream
+
+router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["jobs"])
+BEGINNING = "0"
+Since = Annotated[str, Query(min_length=1, max_length=100, description="Only what comes after this id.")]
+_BOTH = {
+    "application/json": {"schema": {"type": "array", "items": {"$ref": "#/components/schemas/EventView"}}},
+    "text/event-stream": {"schema": {"type": "string"}},
+}
+
+
+@router.get(
+    "/events",
+    response_model=None,
+    responses={200: {"content": _BOTH}, 204: {"description": "The job is over and nothing came after the last id."}},
+)
+async def events(
+    request: Request,
+    desk: TheDesk,
+    settings: TheSettings,
+    metrics: TheMetrics,
+    job_id: TheJobId,
+    since: Annotated[str | None, Query(min_length=1, max_length=100)] = None,
+    limit: Annotated[int | None, Query(ge=1, le=1000)] = None,
+    accept: Annotated[str, Header()] = "*/*",
+    last_event_id: Annotated[str | None, Header(max_length=100)] = None,
+) -> Response:
+    """Server-sent events (`history`, `step`, `gap`) until the job has ended; the history alone as JSON, when asked for."""
+    record = await desk.get(job_id)
+    wants_json = "application/json" in accept or since is not None or limit is not None
+    if wants_json and "text/event-stream" not in accept:
+        entries = await desk.history(job_id, since or BEGINNING, limit or 100)
+        return JSONResponse([_shape(id, item) for id, item in entries])
+    after = last_event_id or since or BEGINNING
+    if after != BEGINNING and status_of(record.state) in TERMINAL_STATUSES and await _has_nothing(desk, job_id, after):
+        # What an EventSource takes as: do not come back.
+        return Response(status_code=204)
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return EventSourceResponse(event_stream(desk, job_id, after, settings, metrics), headers=headers)
+
+
+@router.get("/metrics")
+async def metrics(
+    desk: TheDesk, job_id: TheJobId, since: Since = BEGINNING, limit: Annotated[int, Query(ge=1, le=10000)] = 1000
+) -> list[views.StepView]:
+    """Committed steps, oldest first. A rolled-back step appears again, under its later generation."""
+    await desk.get(job_id)
+    return [projections.step(id, item) for id, item in await desk.steps(job_id, since, limit)]
+
+
+@router.get("/logs", response_class=PlainTextResponse)
+async def logs(
+    desk: TheDesk,
+    settings: TheSettings,
+    job_id: TheJobId,
+    rank: Annotated[int | None, Query(ge=0, description="A rank of the current generation.")] = None,
+    device: Annotated[str | None, Query(max_length=300, description="node/index; outlives a generation.")] = None,
+    tail: Annotated[int | None, Query(ge=0, le=10000, description="Only the last lines.")] = None,
+    offset: Annotated[int | None, Query(ge=0, description="Bytes to skip: X-Next-Offset of the last answer.")] = None,
+) -> PlainTextResponse:
+    """One rank's log. With neither rank nor device: of the rank that failed, else of the first that has one."""
+    record = await desk.get(job_id)
+    chosen = logfiles.choose(record, settings.log_dir(job_id), rank, device)
+    chunk = await logfiles.read(settings.log_dir(job_id), chosen, tail, offset, settings.max_log_bytes)
+    headers = {
+        "X-Next-Offset": str(chunk.next_offset),
+        "X-Log-Device": str(chosen),
+        "X-Log-Truncated": str(chunk.is_cut).lower(),
+    }
+    return PlainTextResponse(chunk.text, headers=headers)
+
+
+async def _has_nothing(desk: TheDesk, job_id: TheJobId, after: str) -> bool:
+    return not await desk.history(job_id, after, 1) and not await desk.steps(job_id, after, 1)
+
+
+def _shape(id: str, item: Any) -> Any:
+    return jsonable_encoder(projections.gap(id, item) if isinstance(item, Gap) else projections.event(id, item))

@@ -1,0 +1,228 @@
+"""What users may send: the job file and the small commands, with the range of every field.
+
+Mirrors orchestrator.domain.spec field by field (a test compares them); defaults live there alone. Knows what is wrong with
+a file by itself; whether the program, the data or the cluster agree is found out while the job is Probing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
+
+from orchestrator.domain.cluster import KINDS
+from orchestrator.domain.codec import decode
+from orchestrator.domain.errors import FieldProblem, Refused
+from orchestrator.domain.spec import (
+    Backend,
+    CheckpointSpec,
+    DataSpec,
+    Dtype,
+    JobSpec,
+    ParallelSpec,
+    RecoverySpec,
+    TrainSpec,
+)
+
+from .documents import load_mapping
+from .refusals import did_you_mean, refusal
+
+Model = TypeVar("Model", bound="Request")
+
+
+class Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def read(model: type[Model], mapping: dict[str, Any]) -> Model:
+    """Raises Refused, naming every field at fault."""
+    try:
+        return model.model_validate(mapping)
+    except ValidationError as error:
+        raise refusal(error, model) from error
+
+
+def load_job_file(text: str, content_type: str) -> JobSpec:
+    """A job from JSON or YAML text. Raises Refused, naming every field at fault."""
+    return read(JobFile, load_mapping(text, content_type)).to_spec()
+
+
+# --- kinds of value ------------------------------------------------------------------------------------------------------
+
+
+def _not_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+def _has_no_spaces_around(value: str) -> str:
+    if value != value.strip() or not value.isprintable():
+        raise ValueError("must be printable text without spaces around it")
+    return value
+
+
+Whole = Annotated[int, Field(strict=True)]
+# Numbers may come as text: YAML 1.1 reads 3e-4 as a string.
+Real = Annotated[float, BeforeValidator(_not_bool), Field(allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_has_no_spaces_around)]
+Name = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+        json_schema_extra={"allowed": "1..63 letters, digits, dots, dashes or underscores, the first a letter or digit"},
+    ),
+]
+Degree = Annotated[int, Field(strict=True, ge=1, le=65536)]
+
+
+def _default(spec: type[Any], name: str) -> Any:
+    """The default the domain gives a field: the only place where it is written."""
+    field = next(field for field in dataclasses.fields(spec) if field.name == name)
+    if field.default_factory is not dataclasses.MISSING:
+        return Field(default_factory=field.default_factory)
+    return Field(default=field.default)
+
+
+# --- the job file --------------------------------------------------------------------------------------------------------
+
+
+class DataSection(Request):
+    files: Annotated[tuple[Text, ...], Field(min_length=1, max_length=1000)]
+    max_bytes: Annotated[Whole, Field(ge=1, le=1 << 50)] | None = _default(DataSpec, "max_bytes")
+    text_field: Text = _default(DataSpec, "text_field")
+
+
+class TrainSection(Request):
+    steps: Annotated[Whole, Field(ge=1, le=10**9)]
+    micro_batches: Annotated[Whole, Field(ge=1, le=1024)]
+    micro_batch_size: Annotated[Whole, Field(ge=1, le=65536)]
+    sequence: Annotated[Whole, Field(ge=1, le=1 << 20)]
+    seed: Annotated[Whole, Field(ge=0, le=2**53 - 1)] = _default(TrainSpec, "seed")
+    dtype: Dtype = _default(TrainSpec, "dtype")
+    learning_rate: Annotated[Real, Field(ge=0, le=100)] = _default(TrainSpec, "learning_rate")
+    min_learning_rate: Annotated[Real, Field(ge=0, le=100)] = _default(TrainSpec, "min_learning_rate")
+    warmup_steps: Annotated[Whole, Field(ge=0, le=10**9)] = _default(TrainSpec, "warmup_steps")
+    weight_decay: Annotated[Real, Field(ge=0, le=100)] = _default(TrainSpec, "weight_decay")
+    beta1: Annotated[Real, Field(ge=0, lt=1)] = _default(TrainSpec, "beta1")
+    beta2: Annotated[Real, Field(ge=0, lt=1)] = _default(TrainSpec, "beta2")
+    epsilon: Annotated[Real, Field(gt=0, le=1)] = _default(TrainSpec, "epsilon")
+    clip_norm: Annotated[Real, Field(gt=0, le=1e9)] = _default(TrainSpec, "clip_norm")
+    activation_checkpointing: Annotated[bool, Field(strict=True)] = _default(TrainSpec, "activation_checkpointing")
+
+
+class ParallelSection(Request):
+    tp: Degree | None = _default(ParallelSpec, "tp")
+    pp: Degree | None = _default(ParallelSpec, "pp")
+    dp: Degree | None = _default(ParallelSpec, "dp")
+    min_devices: Degree = _default(ParallelSpec, "min_devices")
+
+
+class CheckpointSection(Request):
+    every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "every")
+    keep_last: Annotated[Whole, Field(ge=1, le=1000)] = _default(CheckpointSpec, "keep_last")
+
+
+class RecoverySection(Request):
+    mirrors: Annotated[Whole, Field(ge=0, le=1)] = _default(RecoverySpec, "mirrors")
+    backend: Backend = _default(RecoverySpec, "backend")
+    leave_s: Annotated[Real, Field(ge=0.05, le=60)] = _default(RecoverySpec, "leave_s")
+    max_isolation_s: Annotated[Real, Field(ge=0, le=604800)] = _default(RecoverySpec, "max_isolation_s")
+    max_attempts: Annotated[Whole, Field(ge=1, le=1000)] = _default(RecoverySpec, "max_attempts")
+
+
+class JobFile(Request):
+    name: Name
+    program: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?$",
+            max_length=255,
+            json_schema_extra={"allowed": "a built-in program such as causal_lm, or module:attribute"},
+        ),
+    ]
+    data: DataSection
+    train: TrainSection
+    model: dict[str, JsonValue] = _default(JobSpec, "model")
+    parallel: ParallelSection = Field(default_factory=ParallelSection)
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    recovery: RecoverySection = Field(default_factory=RecoverySection)
+    labels: Annotated[dict[Name, Annotated[str, Field(max_length=255)]], Field(max_length=32)] = _default(JobSpec, "labels")
+
+    def to_spec(self) -> JobSpec:
+        """Raises Refused where fields that are each fine contradict each other."""
+        problems = _contradictions(self)
+        if problems:
+            raise Refused(problems[0].message, problems)
+        spec = decode(JobSpec, self.model_dump(mode="json"))
+        assert isinstance(spec, JobSpec)
+        return spec
+
+
+def _contradictions(job: JobFile) -> tuple[FieldProblem, ...]:
+    train, parallel = job.train, job.parallel
+    pp, dp, ids = parallel.pp or 1, parallel.dp or 1, train.micro_batches
+    found = []
+    if pp * dp > ids:
+        stages = f"parallel.pp {pp}" + (f" x parallel.dp {dp}" if dp > 1 else "")
+        message = (
+            f"{stages} needs at least {pp * dp} micro-batches (one per stage of every pipeline), "
+            f"train.micro_batches is {ids}; raise it or lower {'pp or dp' if dp > 1 else 'pp'}"
+        )
+        name, value = ("parallel.pp", pp) if pp > 1 else ("parallel.dp", dp)
+        found.append(FieldProblem(field=name, value=value, message=message, allowed=f"pp x dp at most {ids}"))
+    # The default may exceed a short job: its learning rate is then still rising when it ends.
+    if "warmup_steps" in train.model_fields_set and train.warmup_steps > train.steps:
+        message = f"train.warmup_steps is {train.warmup_steps}, more than all {train.steps} steps; lower it"
+        found.append(_too_high("train.warmup_steps", train.warmup_steps, message, train.steps))
+    if train.min_learning_rate > train.learning_rate:
+        message = (
+            f"train.min_learning_rate {train.min_learning_rate:g} is above train.learning_rate {train.learning_rate:g}; "
+            "the schedule decays from the second to the first"
+        )
+        found.append(_too_high("train.min_learning_rate", train.min_learning_rate, message, train.learning_rate))
+    if parallel.tp and parallel.pp and parallel.dp and parallel.min_devices > parallel.tp * pp * dp:
+        most = parallel.tp * pp * dp
+        message = f"parallel.min_devices is {parallel.min_devices}, but tp x pp x dp uses only {most}; lower it"
+        found.append(_too_high("parallel.min_devices", parallel.min_devices, message, most))
+    return tuple(found)
+
+
+def _too_high(field: str, value: float, message: str, most: float) -> FieldProblem:
+    return FieldProblem(field=field, value=value, message=message, allowed=f"at most {most:g}")
+
+
+# --- commands ------------------------------------------------------------------------------------------------------------
+
+
+def _known_kind(kind: str) -> str:
+    if kind not in KINDS:
+        near = did_you_mean(kind.upper(), KINDS)
+        raise ValueError(f"must be one of {', '.join(KINDS)}{near}")
+    return kind
+
+
+class AddNodeRequest(Request):
+    kind: Annotated[str, AfterValidator(_known_kind), Field(json_schema_extra={"allowed": ", ".join(KINDS)})]
+    num_devices: Annotated[Whole, Field(ge=1, le=64)] = 2
+
+
+class FaultRequest(Request):
+    """kill_rank takes `job` and `rank` (of its current generation); kill_node takes `node`."""
+
+    kind: Literal["kill_rank", "kill_node"]
+    job: Text | None = None
+    rank: Annotated[Whole, Field(ge=0, le=10**6)] | None = None
+    node: Text | None = None
+
+    def checked(self) -> Self:
+        """Raises Refused where a field its kind needs is missing, or one it does not take is there."""
+        takes = ("job", "rank") if self.kind == "kill_rank" else ("node",)
+        for name in ("job", "rank", "node"):
+            value = getattr(self, name)
+            if (value is not None) != (name in takes):
+                only = " and ".join(takes)
+                message = f"{self.kind} needs {name}" if value is None else f"{self.kind} takes no {name}, only {only}"
+                raise Refused(message, (FieldProblem(field=name, value=value, message=message),))
+        return self

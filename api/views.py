@@ -1,0 +1,189 @@
+"""What the API answers, as typed shapes: shared by the routes that fill them and the SDK that reads them.
+
+Instants are RFC 3339 in UTC, durations are seconds. A reader ignores fields it does not know, so that a client of this
+version can speak to the next server; what users send is the strict side (schemas.py).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer
+
+
+def _rfc3339(instant: datetime) -> str:
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+Instant = Annotated[datetime, PlainSerializer(_rfc3339, return_type=str)]
+
+
+class View(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class SubmittedView(View):
+    """The answer to a submission; a repeated key gets the same one."""
+
+    id: str
+    name: str
+    created_at: Instant
+    url: str
+    events_url: str
+
+
+class AcceptedView(View):
+    """A command has been recorded; the supervisor carries it out. id: its place among the commands."""
+
+    id: str
+    message: str
+
+
+class SeatView(View):
+    """One rank's place. layers: first and last+1."""
+
+    rank: int
+    device: str
+    pipeline: int
+    stage: int
+    tp: int
+    layers: tuple[int, int]
+    pid: int | None = None
+
+
+class PlanView(View):
+    generation: int
+    tp: int
+    pp: int
+    dp: int
+    summary: str
+    reason: str
+    micro_batches: tuple[tuple[int, ...], ...]
+    """Ids of each pipeline."""
+    seats: tuple[SeatView, ...]
+
+
+class IncidentView(View):
+    """One recovery or resize; phases and pause_s are seconds, pause_s is None until it is over."""
+
+    number: int
+    cause: str
+    message: str
+    at: Instant
+    devices: tuple[str, ...]
+    generation: int
+    next_generation: int | None
+    decision: str
+    source: str
+    committed: int
+    rolled_back: int
+    moved_elements: int
+    attempts: int
+    phases: dict[str, float]
+    pause_s: float | None
+
+
+class CheckpointView(View):
+    step: int
+    generation: int
+    path: str
+
+
+class FailureView(View):
+    message: str
+    device: str | None
+    rank: int | None
+    exit_code: int | None
+    log_tail: tuple[str, ...]
+
+
+class JobSummary(View):
+    """One line of a list of jobs."""
+
+    id: str
+    name: str
+    status: str
+    reason: str
+    generation: int
+    step: int
+    steps: int
+    loss: float | None
+    tokens_per_s: float | None
+    recoveries: int
+    plan_summary: str | None
+    created_at: Instant
+    started_at: Instant | None
+    finished_at: Instant | None
+
+
+class JobView(JobSummary):
+    labels: dict[str, str]
+    tokens_per_step: int
+    typical_step_s: float | None
+    num_params: int | None
+    plan: PlanView | None
+    incidents: tuple[IncidentView, ...]
+    checkpoint: CheckpointView | None
+    failure: FailureView | None
+    spec: dict[str, Any]
+    """The job file with every default written out."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def succeeded(self) -> bool:
+        return self.status == "SUCCEEDED"
+
+
+class JobPage(View):
+    jobs: tuple[JobSummary, ...]
+    next_cursor: str | None
+
+
+class EventView(View):
+    """One entry of a job's history. id: its place in the stream, to resume after."""
+
+    id: str
+    type: str
+    at: Instant
+    message: str
+    status: str
+    generation: int
+    step: int
+    data: dict[str, Any]
+
+
+class StepView(View):
+    """One committed step. A step run again after a rollback appears again, with a later generation."""
+
+    id: str
+    step: int
+    loss: float | None
+    norm: float | None
+    tokens: int
+    seconds: float | None
+    generation: int
+    at: Instant
+
+
+class GapView(View):
+    """Entries before `resumes_at` are gone: the reader fell behind what is kept."""
+
+    id: str
+    type: str = "gap"
+    resumes_at: str
+
+
+class NodeView(View):
+    id: str
+    kind: str
+    num_devices: int
+    status: str
+    address: str
+    labels: dict[str, str]
+
+
+TERMINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})

@@ -1,0 +1,202 @@
+"""The store in memory: both sides of it, with the meaning of the Redis one and none of its durability. For tests.
+
+Reads no clock of its own: `clock` says what time it is for leases and keys. Values are kept as they are; they are frozen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.domain.cluster import Node
+from orchestrator.domain.errors import Conflict, NotFound, StaleTerm
+from orchestrator.domain.events import Command, HistoryEntry, StepRecord
+from orchestrator.domain.ids import JobId, Term
+from orchestrator.domain.job import TERMINAL, JobRecord
+from orchestrator.domain.spec import JobSpec
+from orchestrator.ports import Commit, Gap, Loaded, Page
+
+from .redis_desk import KEY_TTL_S, Item, in_reading_order, number_of, submission
+from .redis_store import HISTORY_CAP, STEPS_CAP, in_order
+
+Entry = HistoryEntry | StepRecord
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One job's entries of one kind; trimmed is the id of the newest that was let go."""
+
+    entries: deque[tuple[int, Entry]] = field(default_factory=deque)
+    trimmed: int = 0
+
+
+class MemoryStore:
+    """A StateStore and a Desk over the same values."""
+
+    def __init__(self, clock: Callable[[], float], *, history_cap: int = HISTORY_CAP, steps_cap: int = STEPS_CAP) -> None:
+        self._clock = clock
+        self._caps = {HistoryEntry: history_cap, StepRecord: steps_cap}
+        self._term = Term(0)
+        self._lease: tuple[str, float] | None = None
+        self._jobs: dict[JobId, JobRecord] = {}
+        self._taken_up: set[JobId] = set()
+        self._bodies: dict[JobId, str] = {}
+        self._keys: dict[str, tuple[JobId, str, float]] = {}
+        self._streams: dict[tuple[JobId, type], _Stream] = {}
+        self._last: dict[JobId, int] = {}
+        self._nodes: tuple[Node, ...] = ()
+        self._commands: list[tuple[str, Command]] = []
+        self._cursor = "0"
+        self._news = asyncio.Event()
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    # --- StateStore -------------------------------------------------------------------------------------------------------
+
+    async def acquire(self, holder: str, ttl_s: float) -> Term | None:
+        if self._holder() not in (None, holder):
+            return None
+        self._term = Term(self._term + 1)
+        self._lease = (holder, self._clock() + ttl_s)
+        return self._term
+
+    async def renew(self, holder: str, term: Term, ttl_s: float) -> bool:
+        if term != self._term or self._holder() not in (None, holder):
+            return False
+        self._lease = (holder, self._clock() + ttl_s)
+        return True
+
+    async def release(self, holder: str, term: Term) -> None:
+        if term == self._term and self._holder() == holder:
+            self._lease = None
+
+    async def load(self) -> Loaded:
+        return Loaded(jobs={id: self._jobs[id] for id in self._jobs if id in self._open()}, cursor=self._cursor)
+
+    async def commit(self, term: Term, commit: Commit) -> None:
+        if term != self._term:
+            raise StaleTerm(f"term {term} has been replaced by {self._term}; stop, another supervisor writes now")
+        for id in commit.jobs:
+            if id in self._taken_up and isinstance(self._jobs[id].state, TERMINAL):
+                raise Conflict(f"job {id} is over and may not change; the commit was refused whole")
+        self._jobs.update(commit.jobs)
+        self._taken_up.update(commit.jobs)
+        for entry in in_order(commit):
+            self._append(entry)
+        if commit.nodes is not None:
+            self._nodes = commit.nodes
+        if commit.cursor is not None:
+            self._cursor = commit.cursor
+        self._wake()
+
+    async def commands(self, after: str, wait_s: float) -> Sequence[tuple[str, Command]]:
+        def found() -> Sequence[tuple[str, Command]]:
+            return [(id, command) for id, command in self._commands if int(id) > int(after)]
+
+        if not found() and wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), wait_s)
+        return found()
+
+    # --- Desk -------------------------------------------------------------------------------------------------------------
+
+    async def submit(self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str) -> tuple[JobId, bool]:
+        used = self._keys.get(key) if key else None
+        if used and used[2] > self._clock():
+            before, its_body = used[:2]
+        elif job in self._jobs:
+            before, its_body = job, self._bodies[job]
+        else:
+            record, command, entry = submission(job, spec, at)
+            self._jobs[job] = record
+            self._bodies[job] = body_hash
+            if key:
+                self._keys[key] = (job, body_hash, self._clock() + KEY_TTL_S)
+            self._append(entry)
+            await self.command(command)
+            return job, True
+        if its_body != body_hash:
+            raise Conflict(f"the idempotency key was used for job {before} with another body; use a new key")
+        return before, before == job
+
+    async def command(self, command: Command) -> str:
+        id = str(len(self._commands) + 1)
+        self._commands.append((id, command))
+        self._wake()
+        return id
+
+    async def get(self, job: JobId) -> JobRecord:
+        if job not in self._jobs:
+            raise NotFound(f"there is no job {job}; list the jobs to see what there is")
+        return self._jobs[job]
+
+    async def list(self, limit: int, cursor: str | None) -> Page:
+        made = list(enumerate(self._jobs, start=1))
+        below = len(made) + 1 if cursor is None else number_of(cursor)
+        older = [(number, id) for number, id in reversed(made) if number < below]
+        more = str(older[limit - 1][0]) if len(older) > limit else None
+        return Page(jobs=tuple(self._jobs[id] for _, id in older[:limit]), next_cursor=more)
+
+    async def nodes(self) -> tuple[Node, ...]:
+        return self._nodes
+
+    async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
+        items = self._items(job, HistoryEntry, number_of(after), limit)
+        return [(id, value) for id, value in items if not isinstance(value, StepRecord)]
+
+    async def steps(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, StepRecord]]:
+        items = self._items(job, StepRecord, number_of(after), limit)
+        return [(id, value) for id, value in items if isinstance(value, StepRecord)]
+
+    async def follow(self, job: JobId, after: str) -> AsyncIterator[Item]:
+        reached = number_of(after)
+        await self.get(job)
+        while True:
+            news = self._news
+            items = [item for kind in self._caps for item in self._items(job, kind, reached, None)]
+            items.sort(key=in_reading_order)
+            for id, value in items:
+                yield id, value
+                reached = int(id)
+            if not items:
+                await news.wait()
+
+    async def health(self) -> dict[str, str]:
+        held = self._holder() is not None
+        return {
+            "redis": "ok",
+            "durability": "the store is in memory: a restart loses every job; use Redis",
+            "supervisor": "ok" if held else "no supervisor holds the lease; running jobs go on, nothing new is decided",
+        }
+
+    # ----------------------------------------------------------------------------------------------------------------------
+
+    def _holder(self) -> str | None:
+        return self._lease[0] if self._lease and self._lease[1] > self._clock() else None
+
+    def _open(self) -> set[JobId]:
+        return {id for id in self._taken_up if not isinstance(self._jobs[id].state, TERMINAL)}
+
+    def _append(self, entry: Entry) -> None:
+        number = self._last[entry.job] = self._last.get(entry.job, 0) + 1
+        stream = self._streams.setdefault((entry.job, type(entry)), _Stream())
+        stream.entries.append((number, entry))
+        if len(stream.entries) > self._caps[type(entry)]:
+            stream.trimmed = stream.entries.popleft()[0]
+
+    def _items(self, job: JobId, kind: type, after: int, limit: int | None) -> Sequence[Item]:
+        stream = self._streams.get((job, kind), _Stream())
+        kept = [(number, entry) for number, entry in stream.entries if number > after][:limit]
+        items: Sequence[Item] = [(str(number), entry) for number, entry in kept]
+        if kept and stream.trimmed > after:
+            first = kept[0][0]
+            return [(str(first - 1), Gap(resumes_at=str(first))), *items]
+        return items
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()

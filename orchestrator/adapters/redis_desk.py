@@ -1,0 +1,208 @@
+"""The API's side of the store on Redis: submissions and commands in, records and streams out.
+
+History and steps of a job are two streams with one numbering, so that one id says where a reader stands in both.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from orchestrator.domain import codec
+from orchestrator.domain.cluster import Node
+from orchestrator.domain.errors import Conflict, EverstepError, NotFound, Refused, Unavailable
+from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
+from orchestrator.domain.ids import JobId
+from orchestrator.domain.job import JobRecord, JobStatus, Probing
+from orchestrator.domain.spec import JobSpec
+from orchestrator.ports import Gap, Page
+
+from . import redis_keys as keys
+from . import redis_scripts as scripts
+from .redis_clients import BLOCK_S, RedisAddress, RedisClients, status, text, unavailable
+from .redis_store import HISTORY_CAP
+
+KEY_TTL_S = 24 * 3600
+MAX_COMMANDS = 10_000
+"""Waiting for a supervisor; beyond it, submissions and commands are refused."""
+BATCH = 500
+"""Entries read from a stream at a time."""
+Item = tuple[str, HistoryEntry | StepRecord | Gap]
+
+
+class RedisDesk:
+    def __init__(self, address: RedisAddress, *, timeout_s: float = 2.0, history_cap: int = HISTORY_CAP) -> None:
+        self._clients = RedisClients(address, timeout_s)
+        self._history_cap = history_cap
+
+    async def close(self) -> None:
+        await self._clients.close()
+
+    # --- in ---------------------------------------------------------------------------------------------------------------
+
+    async def submit(self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str) -> tuple[JobId, bool]:
+        record, command, entry = submission(job, spec, at)
+        answer = await self._clients.write(
+            scripts.SUBMIT,
+            *(job, codec.dumps(record), codec.dumps(command), codec.dumps(entry)),
+            *(key or "", body_hash, KEY_TTL_S, self._history_cap, MAX_COMMANDS),
+        )
+        outcome, id = status(answer)
+        if outcome == "CONFLICT":
+            raise Conflict(f"the idempotency key was used for job {id} with another body; use a new key")
+        _check_full(outcome)
+        return JobId(id), id == job
+
+    async def command(self, command: Command) -> str:
+        answer = await self._clients.write(scripts.COMMAND, secrets.token_hex(16), codec.dumps(command), MAX_COMMANDS)
+        outcome, id = status(answer)
+        _check_full(outcome)
+        return id
+
+    # --- out --------------------------------------------------------------------------------------------------------------
+
+    async def get(self, job: JobId) -> JobRecord:
+        with unavailable(self._clients.address):
+            data = await self._clients.reads.get(keys.job(job))
+        if data is None:
+            raise NotFound(f"there is no job {job}; list the jobs to see what there is")
+        return codec.loads(JobRecord, data)
+
+    async def list(self, limit: int, cursor: str | None) -> Page:
+        """cursor: the place of the last job of the page before, so that new jobs shift nothing."""
+        below = "+inf" if cursor is None else f"({number_of(cursor)}"
+        with unavailable(self._clients.address):
+            found: Any = await self._clients.reads.zrevrangebyscore(
+                keys.JOBS, below, "-inf", start=0, num=limit + 1, withscores=True
+            )
+            wanted = [keys.job(JobId(text(id))) for id, _ in found[:limit]]
+            records = await self._clients.reads.mget(wanted) if wanted else []
+        more = str(int(found[limit - 1][1])) if len(found) > limit > 0 else None
+        return Page(jobs=tuple(codec.loads(JobRecord, data) for data in records if data), next_cursor=more)
+
+    async def nodes(self) -> tuple[Node, ...]:
+        with unavailable(self._clients.address):
+            data = await self._clients.reads.get(keys.NODES)
+        return tuple(codec.decode(tuple[Node, ...], json.loads(data))) if data else ()
+
+    async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
+        after_number = number_of(after)
+        with unavailable(self._clients.address):
+            found = await self._clients.reads.xrange(keys.stream(job, keys.HISTORY), f"({after_number}-0", "+", count=limit)
+        return [(id, value) for id, value in _items(found, HistoryEntry, after_number) if not isinstance(value, StepRecord)]
+
+    async def steps(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, StepRecord]]:
+        after_number = number_of(after)
+        with unavailable(self._clients.address):
+            found = await self._clients.reads.xrange(keys.stream(job, keys.STEPS), f"({after_number}-0", "+", count=limit)
+        return [(id, value) for id, value in _items(found, StepRecord, after_number) if isinstance(value, StepRecord)]
+
+    async def follow(self, job: JobId, after: str) -> AsyncIterator[Item]:
+        reached = number_of(after)
+        await self.get(job)
+        names = [keys.stream(job, kind) for kind in (keys.HISTORY, keys.STEPS)]
+        while True:
+            items = await self._read_both(job, reached)
+            for id, value in items:
+                yield id, value
+                reached = int(id)
+            if not items:
+                # Only the wake-up is taken from here: a blocked read answers for the stream that spoke first and would
+                # step over the other's entries of the same commit. "$" for an id would lose what came meanwhile.
+                with unavailable(self._clients.address):
+                    block_ms = int(BLOCK_S * 1000)
+                    await self._clients.waits.xread(dict.fromkeys(names, f"{reached}-0"), count=1, block=block_ms)
+
+    async def _read_both(self, job: JobId, after: int) -> Sequence[Item]:
+        """The next entries of both streams in order; where one was cut at BATCH, no later ones of the other."""
+        kinds: tuple[tuple[str, type], ...] = ((keys.HISTORY, HistoryEntry), (keys.STEPS, StepRecord))
+        with unavailable(self._clients.address):
+            async with self._clients.reads.pipeline(transaction=True) as pipeline:
+                for kind, _ in kinds:
+                    pipeline.xrange(keys.stream(job, kind), f"({after}-0", "+", count=BATCH)
+                both = await pipeline.execute()
+        full = [number_of(text(found[-1][0])) for found in both if len(found) == BATCH]
+        items = [item for (_, wanted), found in zip(kinds, both, strict=True) for item in _items(found, wanted, after)]
+        items.sort(key=in_reading_order)
+        return [item for item in items if not full or int(item[0]) <= min(full)]
+
+    # --- health -----------------------------------------------------------------------------------------------------------
+
+    async def health(self) -> dict[str, str]:
+        try:
+            with unavailable(self._clients.address):
+                return {
+                    "redis": await self._writes_and_reads(),
+                    "durability": await self._durability(),
+                    "supervisor": await self._supervisor(),
+                }
+        except EverstepError as error:
+            return {"redis": str(error)}
+
+    async def _writes_and_reads(self) -> str:
+        value = secrets.token_hex(8)
+        await self._clients.writes.set(keys.PROBE, value)
+        read = await self._clients.reads.get(keys.PROBE)
+        # Another API process may have written between the two.
+        return "ok" if read else "a value just written could not be read back; is this a cache with eviction?"
+
+    async def _durability(self) -> str:
+        configured: Any = await self._clients.reads.config_get("*")
+        settings = {text(name): text(value) for name, value in configured.items()}
+        info = await self._clients.reads.info()
+        if settings.get("appendonly") != "yes":
+            return "appendonly is off: a restart loses every job; set appendonly yes"
+        if settings.get("appendfsync") != "always":
+            return f"appendfsync is {settings.get('appendfsync')}: a power cut loses acknowledged jobs; set it to always"
+        if info.get("aof_last_write_status", "ok") != "ok":
+            return "Redis cannot write its append-only file; look at its disk"
+        if settings.get("maxmemory-policy", "noeviction") != "noeviction" and info.get("maxmemory", 0):
+            return f"maxmemory-policy is {settings['maxmemory-policy']}: records may be evicted; set noeviction"
+        if info.get("role") != "master" or info.get("connected_slaves", 0):
+            return "Redis fails over to a replica that may lack the newest writes; use a server without replicas"
+        return "ok"
+
+    async def _supervisor(self) -> str:
+        holder = await self._clients.reads.get(keys.LEASE)
+        return "ok" if holder else "no supervisor holds the lease; running jobs go on, nothing new is decided"
+
+
+def submission(job: JobId, spec: JobSpec, at: float) -> tuple[JobRecord, JobSubmitted, HistoryEntry]:
+    """What one submission writes."""
+    record = JobRecord(id=job, spec=spec, state=Probing(), created_at=at)
+    entry = HistoryEntry(
+        job=job, at=at, type="submitted", message=f"submitted as {spec.name}", status=JobStatus.PENDING.value
+    )
+    return record, JobSubmitted(job=job, spec=spec, at=at), entry
+
+
+def in_reading_order(item: Item) -> tuple[int, bool]:
+    """A gap comes after the entry whose id it borrows, so that a reader can resume from either."""
+    return int(item[0]), isinstance(item[1], Gap)
+
+
+def _items(found: Any, wanted: type, after: int) -> list[Item]:
+    """Entries as values; where the stream was trimmed beyond `after`, a gap comes first."""
+    items: list[Item] = []
+    for place, (id, fields) in enumerate(found):
+        number = number_of(text(id))
+        if place == 0 and int(fields[keys.PREVIOUS.encode()]) > after:
+            # The gap's own id is one a reader can resume from.
+            items.append((str(number - 1), Gap(resumes_at=str(number))))
+        items.append((str(number), codec.loads(wanted, fields[keys.ENTRY.encode()])))
+    return items
+
+
+def number_of(id: str) -> int:
+    """Of an id or a page's cursor. Raises Refused."""
+    head = id.removesuffix("-0")
+    if not head.isascii() or not head.isdigit() or len(head) > 15:
+        raise Refused(f"{id!r} is not an id of this stream; use one that was sent before, or 0 for the beginning")
+    return int(head)
+
+
+def _check_full(outcome: str) -> None:
+    if outcome == "FULL":
+        raise Unavailable(f"{MAX_COMMANDS} commands wait for a supervisor; see that one runs, then try again")

@@ -1,0 +1,60 @@
+"""Every key this project has in Redis, and nothing else: what each holds, for Python and for the scripts.
+
+term, lease             the newest supervisor's term; its name, gone when it stops renewing
+commits, applied        how many commits there ever were; "term:sequence" of the newest
+jobs, jobs:made         jobs by order of submission; how many there ever were
+jobs:open, jobs:done    taken up by a supervisor and not over; over for good
+nodes, cursor           the cluster as readers see it; the last command taken into account
+commands                stream: what users ask
+job:<id>                the record
+job:<id>:history|steps  streams with ids 1-0, 2-0, ... of one count over both, so that one id places a reader in both
+job:<id>:ids            hash: the newest id (last), of each stream (history, steps), the submission's hash (body)
+key:<key>               Idempotency-Key -> "job body-hash"
+request:<id>            the answer to a write whose answer may have been lost
+probe                   written and read back by health checks
+"""
+
+from __future__ import annotations
+
+from orchestrator.domain.ids import JobId
+
+PREFIX = "everstep:"
+
+TERM = PREFIX + "term"
+LEASE = PREFIX + "lease"
+COMMITS = PREFIX + "commits"
+APPLIED = PREFIX + "applied"
+JOBS = PREFIX + "jobs"
+JOBS_MADE = PREFIX + "jobs:made"
+JOBS_OPEN = PREFIX + "jobs:open"
+JOBS_DONE = PREFIX + "jobs:done"
+NODES = PREFIX + "nodes"
+CURSOR = PREFIX + "cursor"
+COMMANDS = PREFIX + "commands"
+PROBE = PREFIX + "probe"
+
+HISTORY, STEPS = "history", "steps"
+ENTRY, PREVIOUS = "e", "p"
+"""Fields of a stream's entries: the value, and the id before it in the same stream (so a reader sees what was trimmed)."""
+
+
+def job(id: JobId) -> str:
+    return f"{PREFIX}job:{id}"
+
+
+def stream(id: JobId, kind: str) -> str:
+    return f"{job(id)}:{kind}"
+
+
+LUA = f"""
+local PREFIX = '{PREFIX}'
+local TERM, LEASE, COMMITS, APPLIED = PREFIX..'term', PREFIX..'lease', PREFIX..'commits', PREFIX..'applied'
+local JOBS, JOBS_MADE, JOBS_OPEN, JOBS_DONE = PREFIX..'jobs', PREFIX..'jobs:made', PREFIX..'jobs:open', PREFIX..'jobs:done'
+local NODES, CURSOR, COMMANDS = PREFIX..'nodes', PREFIX..'cursor', PREFIX..'commands'
+local function job_key(id) return PREFIX..'job:'..id end
+local function ids_key(id) return job_key(id)..':ids' end
+local function stream_key(id, kind) return job_key(id)..':'..kind end
+local function idempotency_key(key) return PREFIX..'key:'..key end
+local function request_key(id) return PREFIX..'request:'..id end
+"""
+"""The same names for scripts."""

@@ -1,0 +1,148 @@
+"""The writes of the store, each one Lua script: checked first, then written whole, and harmless when sent twice.
+
+A write whose answer was lost may be repeated: a commit by its (term, sequence), a submission by its job id and body, a
+command by its request id. Scripts read no clock; they use Redis 6.2 and nothing newer.
+"""
+
+from __future__ import annotations
+
+from .redis_keys import LUA
+
+_APPEND = """
+local function append(id, kind, cap, entry)
+  local number = redis.call('HINCRBY', ids_key(id), 'last', 1)
+  local previous = redis.call('HGET', ids_key(id), kind) or '0'
+  redis.call('XADD', stream_key(id, kind), 'MAXLEN', '~', cap, number..'-0', 'p', previous, 'e', entry)
+  redis.call('HSET', ids_key(id), kind, number)
+end
+local function list_job(id)
+  if not redis.call('ZSCORE', JOBS, id) then
+    redis.call('ZADD', JOBS, redis.call('INCR', JOBS_MADE), id)
+  end
+end
+"""
+
+ACQUIRE = (
+    LUA
+    + """
+local holder, ttl_ms = ARGV[1], ARGV[2]
+local held = redis.call('GET', LEASE)
+if held and held ~= holder then return 0 end
+redis.call('SET', LEASE, holder, 'PX', ttl_ms)
+return redis.call('INCR', TERM)
+"""
+)
+
+RENEW = (
+    LUA
+    + """
+local holder, term, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
+local held = redis.call('GET', LEASE)
+if redis.call('GET', TERM) ~= term or (held and held ~= holder) then return 0 end
+redis.call('SET', LEASE, holder, 'PX', ttl_ms)
+return 1
+"""
+)
+
+RELEASE = (
+    LUA
+    + """
+local holder, term = ARGV[1], ARGV[2]
+if redis.call('GET', TERM) == term and redis.call('GET', LEASE) == holder then redis.call('DEL', LEASE) end
+return 1
+"""
+)
+
+LOAD = (
+    LUA
+    + """
+local open = redis.call('SMEMBERS', JOBS_OPEN)
+local records = {}
+for i, id in ipairs(open) do records[i] = redis.call('GET', job_key(id)) end
+return {redis.call('GET', CURSOR) or '0', records}
+"""
+)
+
+COMMIT = (
+    LUA
+    + _APPEND
+    + """
+-- term, sequence, nodes, cursor, number of jobs, (id, is terminal, record)..., number of entries, (id, kind, cap, entry)...
+local term, sequence = ARGV[1], tonumber(ARGV[2])
+local newest = redis.call('GET', TERM) or '0'
+if term ~= newest then return {'STALE', newest} end
+local applied = redis.call('GET', APPLIED) or ''
+local applied_term, applied_sequence = string.match(applied, '^(%d+):(%d+)$')
+if applied_term == term and sequence <= tonumber(applied_sequence) then return {'OK', 'repeated'} end
+local at = 6
+local num_jobs = tonumber(ARGV[5])
+for i = 0, num_jobs - 1 do
+  local id = ARGV[at + 3 * i]
+  if redis.call('SISMEMBER', JOBS_DONE, id) == 1 then return {'CONFLICT', id} end
+end
+for i = 0, num_jobs - 1 do
+  local id, is_terminal, record = ARGV[at + 3 * i], ARGV[at + 3 * i + 1], ARGV[at + 3 * i + 2]
+  redis.call('SET', job_key(id), record)
+  list_job(id)
+  if is_terminal == '1' then
+    redis.call('SADD', JOBS_DONE, id)
+    redis.call('SREM', JOBS_OPEN, id)
+  else
+    redis.call('SADD', JOBS_OPEN, id)
+  end
+end
+at = at + 3 * num_jobs + 1
+for i = 0, tonumber(ARGV[at - 1]) - 1 do
+  append(ARGV[at + 4 * i], ARGV[at + 4 * i + 1], ARGV[at + 4 * i + 2], ARGV[at + 4 * i + 3])
+end
+if ARGV[3] ~= '' then redis.call('SET', NODES, ARGV[3]) end
+if ARGV[4] ~= '' then
+  redis.call('SET', CURSOR, ARGV[4])
+  redis.call('XTRIM', COMMANDS, 'MINID', '~', ARGV[4])
+end
+redis.call('SET', APPLIED, term..':'..ARGV[2])
+redis.call('INCR', COMMITS)
+return {'OK', ''}
+"""
+)
+
+SUBMIT = (
+    LUA
+    + _APPEND
+    + """
+-- Not put among JOBS_OPEN: a supervisor that starts now hears of it by the command alone, like one that is running.
+local id, record, command, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local key, body, key_ttl_s, cap, max_commands = ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
+if key ~= '' then
+  local used = redis.call('GET', idempotency_key(key))
+  if used then
+    local before, its_body = string.match(used, '^(%S+) (%S*)$')
+    return {its_body == body and 'SAME' or 'CONFLICT', before}
+  end
+end
+if redis.call('EXISTS', job_key(id)) == 1 then
+  return {redis.call('HGET', ids_key(id), 'body') == body and 'SAME' or 'CONFLICT', id}
+end
+if redis.call('XLEN', COMMANDS) >= max_commands then return {'FULL', ''} end
+redis.call('SET', job_key(id), record)
+redis.call('HSET', ids_key(id), 'body', body)
+list_job(id)
+append(id, 'history', cap, entry)
+redis.call('XADD', COMMANDS, '*', 'e', command)
+if key ~= '' then redis.call('SET', idempotency_key(key), id..' '..body, 'EX', key_ttl_s) end
+return {'NEW', id}
+"""
+)
+
+COMMAND = (
+    LUA
+    + """
+local request, command, max_commands = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local before = redis.call('GET', request_key(request))
+if before then return {'OK', before} end
+if redis.call('XLEN', COMMANDS) >= max_commands then return {'FULL', ''} end
+local id = redis.call('XADD', COMMANDS, '*', 'e', command)
+redis.call('SET', request_key(request), id, 'EX', 600)
+return {'OK', id}
+"""
+)

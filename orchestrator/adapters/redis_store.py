@@ -1,0 +1,134 @@
+"""The supervisor's side of the store on Redis: the lease, and commits that happen exactly once and whole.
+
+Values cross as JSON of the domain's codec. It knows nothing of what a record means beyond whether its state is terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+from orchestrator.domain import codec
+from orchestrator.domain.errors import Conflict, StaleTerm, Unavailable
+from orchestrator.domain.events import Command, HistoryEntry, StepRecord
+from orchestrator.domain.ids import Term
+from orchestrator.domain.job import TERMINAL, JobRecord
+from orchestrator.ports import Commit, Loaded
+
+from . import redis_keys as keys
+from . import redis_scripts as scripts
+from .redis_clients import BLOCK_S, Argument, RedisAddress, RedisClients, status, text, unavailable
+
+HISTORY_CAP = 10_000
+STEPS_CAP = 100_000
+"""Entries kept per job, about: Redis drops whole nodes of a stream, never fewer than these."""
+MAX_COMMANDS_READ = 100
+
+
+class RedisStore:
+    def __init__(
+        self, address: RedisAddress, *, timeout_s: float = 2.0, history_cap: int = HISTORY_CAP, steps_cap: int = STEPS_CAP
+    ) -> None:
+        self._clients = RedisClients(address, timeout_s)
+        self._caps = {keys.HISTORY: history_cap, keys.STEPS: steps_cap}
+        self._lock = asyncio.Lock()
+        self._term = Term(0)
+        self._sequence = 0
+        self._attempted = b""
+        """Digest of a commit whose outcome is not known."""
+
+    async def close(self) -> None:
+        await self._clients.close()
+
+    # --- lease ------------------------------------------------------------------------------------------------------------
+
+    async def acquire(self, holder: str, ttl_s: float) -> Term | None:
+        term = await self._clients.write(scripts.ACQUIRE, holder, int(ttl_s * 1000))
+        return Term(term) if term else None
+
+    async def renew(self, holder: str, term: Term, ttl_s: float) -> bool:
+        return bool(await self._clients.write(scripts.RENEW, holder, term, int(ttl_s * 1000)))
+
+    async def release(self, holder: str, term: Term) -> None:
+        await self._clients.write(scripts.RELEASE, holder, term)
+
+    # --- state ------------------------------------------------------------------------------------------------------------
+
+    async def load(self) -> Loaded:
+        """Jobs that a supervisor has taken up and that are not over; one nobody has yet comes by its command.
+
+        After a commit that ended Unavailable, take a new term first: that fences the old write if it is still on its way.
+        """
+        cursor, records = await self._clients.run(self._clients.reads, scripts.LOAD)
+        jobs = [_record(data) for data in records if data]
+        jobs.sort(key=lambda record: (record.created_at, record.id))
+        return Loaded(jobs={record.id: record for record in jobs}, cursor=text(cursor))
+
+    async def commit(self, term: Term, commit: Commit) -> None:
+        arguments = list(self._arguments(commit))
+        async with self._lock:
+            sequence = self._sequence_of(term, arguments)
+            answer = await self._clients.write(scripts.COMMIT, term, sequence, *arguments)
+            self._attempted = b""
+        outcome, detail = status(answer)
+        if outcome == "STALE":
+            raise StaleTerm(f"term {term} has been replaced by {detail}; stop, another supervisor writes now")
+        if outcome == "CONFLICT":
+            raise Conflict(f"job {detail} is over and may not change; the commit was refused whole")
+
+    async def commands(self, after: str, wait_s: float) -> Sequence[tuple[str, Command]]:
+        with unavailable(self._clients.address):
+            client, block_ms = self._clients.reads, None
+            if wait_s > 0:
+                client, block_ms = self._clients.waits, max(1, int(min(wait_s, BLOCK_S) * 1000))
+            found: Any = await client.xread({keys.COMMANDS: after}, count=MAX_COMMANDS_READ, block=block_ms)
+        return [(text(id), _command(fields[keys.ENTRY.encode()])) for _, entries in found for id, fields in entries]
+
+    # --- exactly once -----------------------------------------------------------------------------------------------------
+
+    def _sequence_of(self, term: Term, arguments: Sequence[Argument]) -> int:
+        """The same number for the same commit until its outcome is known, else the next one of this term."""
+        digest = hashlib.sha256(b"\0".join(_bytes(argument) for argument in arguments)).digest()
+        if term != self._term:
+            self._term, self._sequence, self._attempted = term, 0, b""
+        if digest != self._attempted:
+            self._sequence += 1
+            self._attempted = digest
+        return self._sequence
+
+    def _arguments(self, commit: Commit) -> Iterator[Argument]:
+        yield b"" if commit.nodes is None else codec.dumps(commit.nodes)
+        yield commit.cursor or ""
+        yield len(commit.jobs)
+        for id, record in commit.jobs.items():
+            yield from (id, int(isinstance(record.state, TERMINAL)), codec.dumps(record))
+        entries = in_order(commit)
+        yield len(entries)
+        for entry in entries:
+            kind = keys.HISTORY if isinstance(entry, HistoryEntry) else keys.STEPS
+            yield from (entry.job, kind, self._caps[kind], codec.dumps(entry))
+
+
+def in_order(commit: Commit) -> list[HistoryEntry | StepRecord]:
+    """History and steps of one commit as readers get them: each in its own order, merged by time."""
+    entries: tuple[Iterable[HistoryEntry | StepRecord], ...] = (commit.steps, commit.history)
+    return list(heapq.merge(*entries, key=lambda entry: entry.at))
+
+
+def _command(data: bytes) -> Command:
+    command: Command = codec.loads(cast(Any, Command), data)
+    return command
+
+
+def _record(data: bytes) -> JobRecord:
+    try:
+        return codec.loads(JobRecord, data)
+    except codec.Undecodable as error:
+        raise Unavailable(f"a job's record cannot be read ({error}); use the version that wrote it") from error
+
+
+def _bytes(argument: Argument) -> bytes:
+    return argument if isinstance(argument, bytes) else str(argument).encode()

@@ -1,0 +1,57 @@
+"""What a simulated rank holds: intervals and the step they are at, in place of tensors. Wrong moves show as Violation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from orchestrator.domain.generation import Held
+from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.layout import Move
+from orchestrator.domain.profile import Interval
+
+
+class Violation(AssertionError):
+    """A promise was broken: what and where, in one sentence."""
+
+
+@dataclass(slots=True)
+class Memory:
+    generation: Generation
+    step: Step
+    intervals: tuple[Interval, ...]
+
+    @property
+    def held(self) -> Held:
+        return Held(generation=self.generation, step=self.step)
+
+    def covers(self, wanted: Interval) -> bool:
+        return not uncovered((wanted,), self.intervals)
+
+
+def uncovered(wanted: Iterable[Interval], by: Iterable[Interval]) -> list[Interval]:
+    """The pieces of `wanted` that no interval of `by` contains."""
+    found: dict[str, list[Interval]] = defaultdict(list)
+    for interval in sorted(by):
+        found[interval.line].append(interval)
+    left: list[Interval] = []
+    for interval in wanted:
+        position = interval.start
+        for piece in found[interval.line]:
+            if piece.start > position or position >= interval.stop:
+                break
+            position = max(position, piece.stop)
+        if position < interval.stop:
+            left.append(Interval(interval.line, position, interval.stop))
+    return left
+
+
+def check_filled(who: str, wanted: tuple[Interval, ...], moves: Iterable[Move]) -> None:
+    """Every element of `wanted` arrives, and none of them twice. Raises Violation."""
+    arrived = sorted(move.interval for move in moves)
+    left = uncovered(wanted, arrived)
+    if left:
+        raise Violation(f"{who} is given no source for {left[0]}")
+    if sum(map(len, arrived)) != sum(map(len, wanted)):
+        raise Violation(f"{who} is filled with {sum(map(len, arrived))} elements where {sum(map(len, wanted))} belong")

@@ -1,0 +1,106 @@
+"""What a seed stands for: a cluster, the jobs on it, and which kinds of trouble they meet. Also the mathematics to expect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+from orchestrator.domain.generation import Answer
+from orchestrator.domain.ids import NodeId, Step
+from orchestrator.domain.profile import Divisor, Line, Profile
+from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, RecoverySpec, TrainSpec
+
+
+class Trouble(StrEnum):
+    KILL_RANK = "kill_rank"
+    KILL_NODE = "kill_node"
+    KILL_HOST = "kill_host"
+    FAIL_HOST = "fail_host"
+    FREEZE_RANK = "freeze_rank"
+    FREEZE_HOST = "freeze_host"
+    FREEZE_NODE = "freeze_node"
+    CUT_HOST = "cut_host"
+    CRASH_SUPERVISOR = "crash_supervisor"
+    CRASH_AFTER_COMMIT = "crash_after_commit"
+    PAUSE_SUPERVISOR = "pause_supervisor"
+    STALL_STORE = "stall_store"
+    ADD_NODE = "add_node"
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """nodes: devices of each. between_s: mean time from one trouble to the next, until trouble_until_s.
+
+    gentle: one failure at a time, each only when the job has recovered from the one before: nothing may be rolled back.
+    """
+
+    seed: int
+    nodes: tuple[int, ...]
+    jobs: tuple[JobSpec, ...]
+    troubles: tuple[Trouble, ...]
+    between_s: float
+    trouble_until_s: float
+    gentle: bool
+
+
+def scenario(seed: int, steps: int | None = None) -> Scenario:
+    rng = Random(f"scenario {seed}")
+    gentle = rng.random() < 0.3
+    nodes = tuple(rng.choice((1, 2, 2, 2, 4)) for _ in range(rng.randint(2, 5)))
+    jobs = tuple(_job(rng, number, sum(nodes), steps) for number in range(rng.choice((1, 1, 1, 2))))
+    harm = (Trouble.KILL_RANK, Trouble.KILL_NODE, Trouble.KILL_HOST)
+    anything = [trouble for trouble in Trouble if trouble is not Trouble.CANCEL or rng.random() < 0.1]
+    # A subset per seed: some weaknesses only show when other troubles do not get in their way.
+    troubles = harm if gentle else tuple(rng.sample(anything, rng.randint(3, len(anything))))
+    return Scenario(
+        seed=seed,
+        nodes=nodes,
+        jobs=jobs,
+        troubles=troubles,
+        between_s=rng.choice((0.3, 1.0, 3.0)),
+        trouble_until_s=rng.uniform(10.0, 30.0),
+        gentle=gentle,
+    )
+
+
+def _job(rng: Random, number: int, devices: int, steps: int | None) -> JobSpec:
+    micro_batches = rng.choice((4, 6, 8))
+    tp, pp = rng.choice(((None, None), (None, None), (1, None), (2, None), (1, 2), (2, 2)))
+    fits = (tp or 1) * (pp or 1) <= devices // 2
+    return JobSpec(
+        name=f"job{number}",
+        program="causal_lm",
+        data=DataSpec(files=("*.txt",)),
+        train=TrainSpec(
+            steps=steps or rng.randint(20, 60), micro_batches=micro_batches, micro_batch_size=1, sequence=8, seed=number
+        ),
+        parallel=ParallelSpec(tp=tp if fits else None, pp=pp if fits else None),
+        checkpoint=CheckpointSpec(every=rng.choice((0, 5, 10, 25))),
+        recovery=RecoverySpec(max_isolation_s=rng.choice((0.0, 60.0)), max_attempts=1000),
+    )
+
+
+def profile() -> Profile:
+    """Six layers, split and whole lines of uneven sizes, the head tied to the embedding."""
+    lines = [Line(name="embedding", shape=(32, 8), split=True, layers=(0, 5), decay=True)]
+    for layer in range(1, 5):
+        lines.append(Line(name=f"{layer}.weight", shape=(16, 24), split=True, layers=(layer,), decay=True))
+        lines.append(Line(name=f"{layer}.norm", shape=(40,), split=False, layers=(layer,), decay=False))
+    lines.append(Line(name="norm", shape=(7,), split=False, layers=(5,), decay=False))
+    return Profile(num_layers=6, lines=tuple(lines), divisors=(Divisor(field="heads", value=4),), activation_bytes=64)
+
+
+def loss(spec: JobSpec, step: Step, micro_batch: int) -> float:
+    """The reference: a pure function of the seed, the step and the micro-batch id, whatever the plan."""
+    return (spec.train.seed * 31 + step * 7919 + micro_batch * 104729) % 10007 / 1000
+
+
+def reference(spec: JobSpec, step: Step) -> Answer:
+    losses = tuple(loss(spec, step, number) for number in range(spec.train.micro_batches))
+    return Answer(step=step, norm=sum(losses), losses=losses)
+
+
+def node_name(number: int) -> NodeId:
+    return NodeId(f"n{number}")

@@ -1,0 +1,91 @@
+"""A program is described in a process of its own: it may print, raise or exit, and the answer is still one JSON object."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.domain import codec
+from orchestrator.domain.errors import FieldProblem
+from orchestrator.domain.profile import Profile
+from orchestrator.domain.spec import DataSpec, JobSpec, ParallelSpec, TrainSpec
+from worker.program import load_program
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> JobSpec:
+    (tmp_path / "text.txt").write_text("all work and no play\n" * 200)
+    return JobSpec(
+        name="t",
+        program="causal_lm",
+        data=DataSpec(files=(str(tmp_path / "text.txt"),)),
+        train=TrainSpec(steps=10, micro_batches=4, micro_batch_size=1, sequence=16),
+        model={"layers": 2, "width": 32, "heads": 2, "ffn": 64},
+    )
+
+
+def probe(spec: JobSpec, path: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "worker.probe"],
+        input=codec.dumps(spec),
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{Path.cwd()}"},
+    )
+    answer = json.loads(done.stdout)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def test_a_program_that_works_is_described(spec: JobSpec, tmp_path: Path) -> None:
+    answer = probe(spec, tmp_path)
+    assert codec.decode(Profile, answer["profile"]) == load_program("causal_lm").describe(spec)
+
+
+def test_what_cannot_work_is_refused_naming_the_field(spec: JobSpec, tmp_path: Path) -> None:
+    odd = replace(spec, parallel=ParallelSpec(tp=3, pp=9, dp=2))
+    answer = probe(odd, tmp_path)["refused"]
+    problems = codec.decode(tuple[FieldProblem, ...], answer["problems"])
+    assert {problem.field for problem in problems} == {"parallel.tp", "parallel.pp"}
+    assert "parallel.tp is 3 and does not divide model.heads 2" in answer["message"]
+    assert "pp 9 x dp 2 needs 18 micro-batches" in answer["message"]
+
+    missing = replace(spec, data=DataSpec(files=("/nowhere/*.txt",)))
+    assert "matches no file" in probe(missing, tmp_path)["refused"]["message"]
+
+
+def test_a_noisy_or_broken_program_cannot_spoil_the_answer(spec: JobSpec, tmp_path: Path) -> None:
+    (tmp_path / "a_program.py").write_text(
+        textwrap.dedent(
+            """
+            import os, sys
+            from worker.programs.causal_lm import CausalLM
+            print("hello from the program")
+            os.system("echo and from its child")
+
+            class Broken(CausalLM):
+                def describe(self, spec):
+                    raise KeyError("no such layer")
+
+            class Leaving(CausalLM):
+                def describe(self, spec):
+                    sys.exit(0)
+
+            NOISY, BROKEN, LEAVING = CausalLM(), Broken(), Leaving()
+            """
+        )
+    )
+    assert "profile" in probe(replace(spec, program="a_program:NOISY"), tmp_path)
+    broken = probe(replace(spec, program="a_program:BROKEN"), tmp_path)["refused"]
+    assert broken == {"message": "the program failed while it was described: KeyError: 'no such layer'", "problems": []}
+    assert "SystemExit: 0" in probe(replace(spec, program="a_program:LEAVING"), tmp_path)["refused"]["message"]

@@ -1,0 +1,67 @@
+"""The API on a real loopback port, in a thread of the test process, over a desk that the test plays."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from api.app import create_app
+from api.settings import ApiSettings
+
+from .desk import PlayedDesk
+
+
+@dataclass
+class Served:
+    desk: PlayedDesk
+    url: str
+    server: uvicorn.Server
+    thread: threading.Thread
+    state_dir: Path
+
+    def stop(self) -> float:
+        """Ask it to end as SIGTERM does; seconds it took."""
+        began = time.monotonic()
+        self.server.should_exit = True
+        self.thread.join(10)
+        assert not self.thread.is_alive(), "the server did not end"
+        return time.monotonic() - began
+
+    def write_log(self, job: str, device: str, text: str) -> Path:
+        folder = self.state_dir / "jobs" / job / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{device.replace('/', '-')}.log"
+        path.write_text(text)
+        return path
+
+
+@contextmanager
+def serve(state_dir: Path, *, port: int = 0, desk: PlayedDesk | None = None, chaos: bool = True) -> Iterator[Served]:
+    desk = desk or PlayedDesk()
+    settings = ApiSettings(state_dir=state_dir, chaos=chaos, version="1.2.3", idle_check_s=0.05, ping_s=0.3)
+    config = uvicorn.Config(
+        create_app(desk, settings), host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="api", daemon=True)
+    thread.start()
+    eventually(lambda: server.started)
+    bound = server.servers[0].sockets[0].getsockname()[1]
+    served = Served(desk, f"http://127.0.0.1:{bound}", server, thread, state_dir)
+    try:
+        yield served
+    finally:
+        served.stop()
+
+
+def eventually(is_so: Callable[[], bool], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        time.sleep(0.01)

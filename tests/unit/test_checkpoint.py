@@ -1,0 +1,194 @@
+"""Checkpoints on a file system: whole or not at all, readable under any plan, and never trusted when torn."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.adapters import manifest
+from orchestrator.adapters.manifest import CheckpointCorrupt, CheckpointIncomplete
+from orchestrator.domain.checkpoint import CheckpointRef, ShardRef
+from orchestrator.domain.ids import Device, Generation, NodeId, Step
+from orchestrator.domain.layout import buckets, layout
+from orchestrator.domain.plan import Pipeline, Plan, Stage
+from orchestrator.domain.profile import CHUNK, Interval, Line, Profile
+from worker.checkpoint.format import chunks
+from worker.checkpoint.reader import read
+from worker.checkpoint.writer import CheckpointWriter, Snapshot, write_shard
+from worker.state.holdings import KINDS, Holdings
+
+CPU = torch.device("cpu")
+PROFILE = Profile(
+    num_layers=3,
+    lines=(
+        Line(name="embedding", shape=(256, 320), split=True, layers=(0,), decay=True),
+        Line(name="block", shape=(8, 40), split=True, layers=(1,), decay=True),
+        Line(name="norm", shape=(37,), split=False, layers=(1,), decay=False),
+        Line(name="head", shape=(16, 10), split=True, layers=(2,), decay=True),
+    ),
+    divisors=(),
+    activation_bytes=0,
+)
+
+
+def a_plan(tp: int, splits: list[list[int]]) -> Plan:
+    devices = iter(Device(NodeId(f"n{i // 2}"), i % 2) for i in range(100))
+    return Plan(
+        pipelines=tuple(
+            Pipeline(
+                stages=tuple(
+                    Stage(first=a, last=b, devices=tuple(next(devices) for _ in range(tp))) for a, b in pairwise(split)
+                ),
+                micro_batches=(number,),
+            )
+            for number, split in enumerate(splits)
+        )
+    )
+
+
+def value_of(line: Line, row: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(hash((len(line.name), row)) % 1000)
+    return torch.randn(line.numel, generator=generator)
+
+
+def saved(root: Path, plan: Plan, step: int = 5, generation: int = 1) -> tuple[Path, list[ShardRef]]:
+    """Every device's shard of a state that is a function of the line alone."""
+    values = {line.name: torch.stack([value_of(line, row) for row in range(3)]) for line in PROFILE.lines}
+    shards = []
+    for seat in plan.seats:
+        held = Holdings(buckets(plan, PROFILE), seat.rank, None, Generation(generation), CPU)
+        held.step = Step(step)
+        for interval in held.intervals:
+            held.fill(interval, values[interval.line][:, interval.start : interval.stop])
+        shards.append(write_shard(root, PROFILE, seat.device, Snapshot.of(held, Generation(generation))))
+    return root / manifest.directory_name(Step(step), Generation(generation)), shards
+
+
+def committed(root: Path, step: int = 5, generation: int = 1) -> CheckpointRef:
+    path, shards = saved(root, a_plan(2, [[0, 2, 3], [0, 1, 3]]), step, generation)
+    return manifest.commit(path, Step(step), Generation(generation), "hash", 7, shards)
+
+
+def test_what_one_plan_wrote_any_other_reads(tmp_path: Path) -> None:
+    ref = committed(tmp_path)
+    assert manifest.latest(tmp_path) == ref
+    other = a_plan(1, [[0, 1, 2, 3]])
+    for device in other.devices:
+        intervals = layout(other, PROFILE, mirrors=1).held(device)
+        content = read(Path(ref.path), intervals)
+        for line in PROFILE.lines:
+            for interval in (i for i in intervals if i.line == line.name):
+                for row, kind in enumerate(KINDS):
+                    assert torch.equal(content[interval, kind], value_of(line, row)[interval.start : interval.stop])
+
+
+def test_chunks_lie_on_the_grid_of_the_line() -> None:
+    cut = list(chunks(Interval("x", CHUNK - 10, 3 * CHUNK + 5)))
+    assert [(c.start, c.stop) for c in cut] == [
+        (CHUNK - 10, CHUNK),
+        (CHUNK, 2 * CHUNK),
+        (2 * CHUNK, 3 * CHUNK),
+        (3 * CHUNK, 3 * CHUNK + 5),
+    ]
+
+
+def test_a_missing_or_doubled_shard_is_not_committed(tmp_path: Path) -> None:
+    path, shards = saved(tmp_path, a_plan(2, [[0, 2, 3]]))
+    for wrong in (shards[1:], shards[:-1], [*shards, shards[0]], []):
+        with pytest.raises(CheckpointIncomplete):
+            manifest.commit(path, Step(5), Generation(1), "hash", 7, wrong)
+    with pytest.raises(CheckpointIncomplete):
+        manifest.commit(path, Step(6), Generation(1), "hash", 7, shards)
+    assert manifest.latest(tmp_path) is None
+    assert manifest.commit(path, Step(5), Generation(1), "hash", 7, shards) == manifest.latest(tmp_path)
+
+
+def test_a_flipped_bit_is_found_when_read_and_named(tmp_path: Path) -> None:
+    ref = committed(tmp_path)
+    data = next(path for path in Path(ref.path).glob("*.bin") if path.stat().st_size > 4096)
+    content = bytearray(data.read_bytes())
+    content[2000] ^= 4
+    data.write_bytes(content)
+    assert manifest.latest(tmp_path) == ref, "tensor data is checked when it is read"
+    with pytest.raises(CheckpointCorrupt, match=rf"{data.name}: p of embedding"):
+        read(Path(ref.path), [Interval("embedding", 0, 256 * 320)])
+
+
+@pytest.mark.parametrize("pattern", ["*.bin", "*.json", "manifest.json"])
+def test_a_truncated_or_lost_file_uncommits_the_checkpoint(tmp_path: Path, pattern: str) -> None:
+    older = committed(tmp_path, step=5)
+    for damage in ("truncate", "remove", "rewrite"):
+        newer = committed(tmp_path, step=10)
+        assert manifest.latest(tmp_path) == newer
+        file = sorted(Path(newer.path).glob(pattern))[0]
+        content = file.read_bytes()
+        match damage:
+            case "truncate":
+                file.write_bytes(content[: len(content) // 2])
+            case "remove":
+                file.unlink()
+            case "rewrite":
+                file.write_bytes(content.replace(b"1", b"2", 1) + b" " * (file.suffix == ".bin"))
+        assert manifest.latest(tmp_path) == older
+        with pytest.raises(CheckpointCorrupt):
+            read(Path(newer.path), [Interval("norm", 0, 37)])
+        shutil.rmtree(newer.path)
+
+
+def test_strays_and_half_written_directories_are_stepped_over(tmp_path: Path) -> None:
+    assert manifest.latest(tmp_path / "nowhere") is None
+    (tmp_path / "step-00000099.g9").mkdir()
+    (tmp_path / "step-00000098.g9").mkdir()
+    (tmp_path / "step-00000098.g9" / "manifest.json").write_text(json.dumps({"step": 98}))
+    (tmp_path / "step-x.g1").mkdir()
+    (tmp_path / "step-00000097.g1").write_text("a file")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert manifest.latest(tmp_path) is None
+    ref = committed(tmp_path)
+    assert manifest.latest(tmp_path) == ref
+    assert manifest.prune(tmp_path, 1) == ()
+    assert (tmp_path / "notes.txt").exists() and (tmp_path / "step-00000099.g9").exists()
+
+
+def test_prune_keeps_the_newest_and_what_may_still_be_written(tmp_path: Path) -> None:
+    refs = [committed(tmp_path, step=step, generation=2) for step in (5, 10, 15, 20)]
+    saved(tmp_path, a_plan(1, [[0, 3]]), step=12)
+    saved(tmp_path, a_plan(1, [[0, 3]]), step=25)
+    removed = manifest.prune(tmp_path, 2)
+    assert {path.name for path in removed} == {"step-00000005.g2", "step-00000010.g2", "step-00000012.g1"}
+    assert manifest.latest(tmp_path) == refs[-1]
+    assert manifest.prune(tmp_path, 0) == (Path(refs[2].path),)
+    assert (tmp_path / "step-00000025.g1").exists()
+
+
+def test_a_later_generation_of_the_same_step_is_newer(tmp_path: Path) -> None:
+    committed(tmp_path, generation=2)
+    newer = committed(tmp_path, generation=10)
+    assert manifest.latest(tmp_path) == newer
+
+
+def test_a_shard_that_cannot_be_written_is_not_announced_and_training_goes_on(tmp_path: Path) -> None:
+    plan = a_plan(1, [[0, 3]])
+    held = Holdings(buckets(plan, PROFILE), plan.seats[0].rank, None, Generation(1), CPU)
+    said = []
+    (tmp_path / "root").write_text("a file where the directory should be")
+    writer = CheckpointWriter(tmp_path / "root", PROFILE, plan.devices[0], said.append)
+    writer.save(Snapshot.of(held, Generation(1)))
+    writer.flush()
+    assert said == []
+    (tmp_path / "root").unlink()
+    writer.save(Snapshot.of(held, Generation(1)))
+    writer.close()
+    assert [(event.step, event.generation) for event in said] == [(0, 1)]
+
+
+def test_the_manifest_module_needs_no_torch() -> None:
+    code = "import sys, orchestrator.adapters.manifest; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,175 @@
+"""Layout and transfers as properties: over random programs, plans and losses nothing is lost or copied twice."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.layout import buckets, layout, partners, transfers
+from orchestrator.domain.plan import Pipeline, Plan, Stage
+from orchestrator.domain.profile import BLOCK, Interval, Line, Profile
+
+NUM_LAYERS = 6
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    lines = []
+    for layer in range(NUM_LAYERS):
+        for number in range(draw(st.integers(1, 3))):
+            split = draw(st.booleans())
+            rows = 4 * draw(st.integers(1, 12)) if split else draw(st.integers(1, 50))
+            layers = (layer,) if layer or not draw(st.booleans()) else (0, NUM_LAYERS - 1)
+            lines.append(
+                Line(
+                    name=f"{layer}.{number}",
+                    shape=(rows, draw(st.integers(1, 40))),
+                    split=split,
+                    layers=layers,
+                    decay=draw(st.booleans()),
+                )
+            )
+    return Profile(num_layers=NUM_LAYERS, lines=tuple(lines), divisors=(), activation_bytes=0)
+
+
+@st.composite
+def plans(draw: st.DrawFn, offset: int = 0) -> Plan:
+    """tp 1, 2 or 4; up to three pipelines, each of its own depth and layer split; nodes of random size."""
+    tp = draw(st.sampled_from([1, 2, 4]))
+    splits = []
+    for _ in range(draw(st.integers(1, 3))):
+        cuts = draw(st.sets(st.integers(1, NUM_LAYERS - 1), max_size=3))
+        splits.append([0, *sorted(cuts), NUM_LAYERS])
+    total = tp * sum(len(split) - 1 for split in splits)
+    devices = []
+    while len(devices) < total:
+        node = NodeId(f"n{offset + len(devices)}")
+        devices += [Device(node, i) for i in range(draw(st.sampled_from([1, 2, 4])))]
+    devices = draw(st.permutations(devices[:total]))
+    taken = iter(devices)
+    pipelines = tuple(
+        Pipeline(
+            stages=tuple(
+                Stage(first=first, last=last, devices=tuple(next(taken) for _ in range(tp)))
+                for first, last in pairwise(split)
+            ),
+            micro_batches=(number,),
+        )
+        for number, split in enumerate(splits)
+    )
+    return Plan(pipelines=pipelines)
+
+
+def elements(intervals: Iterable[Interval]) -> dict[tuple[str, int], int]:
+    """How often each element occurs."""
+    count: dict[tuple[str, int], int] = defaultdict(int)
+    for interval in intervals:
+        for position in range(interval.start, interval.stop):
+            count[interval.line, position] += 1
+    return count
+
+
+def every_element(profile: Profile) -> set[tuple[str, int]]:
+    return {(line.name, position) for line in profile.lines for position in range(line.numel)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), plans())
+def test_owners_partition_every_line(profile: Profile, plan: Plan) -> None:
+    owned = elements(i for held in layout(plan, profile, mirrors=1).owned.values() for i in held)
+    assert owned == dict.fromkeys(every_element(profile), 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(profiles(), plans())
+def test_every_interval_is_mirrored_once_on_another_device(profile: Profile, plan: Plan) -> None:
+    held = layout(plan, profile, mirrors=1)
+    partner = partners(plan)
+    if plan.world_size == 1:
+        assert not partner and not held.mirrored
+        return
+    assert sorted(partner) == sorted(partner.values()) == sorted(plan.devices)
+    for owner, mirror in partner.items():
+        assert owner != mirror
+        assert held.mirrored[mirror] == held.owned[owner]
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_mirrors_are_on_another_node_unless_one_node_has_more_than_half(plan: Plan) -> None:
+    sizes = [sum(device.node == node for device in plan.devices) for node in plan.nodes]
+    if len(sizes) > 1 and 2 * max(sizes) <= sum(sizes):
+        assert all(owner.node != mirror.node for owner, mirror in partners(plan).items())
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), plans())
+def test_bucket_members_are_exactly_the_ranks_that_compute_with_its_lines(profile: Profile, plan: Plan) -> None:
+    lines = {line.name: line for line in profile.lines}
+    for bucket in buckets(plan, profile):
+        assert len(set(bucket.members)) == len(bucket.members)
+        assert all(cut % BLOCK == 0 for cut in bucket.cuts) and list(bucket.cuts) == sorted(bucket.cuts)
+        assert bucket.cuts[0] == 0
+        for part in bucket.parts:
+            line = lines[part.interval.line]
+            users = {
+                seat.rank
+                for seat in plan.seats
+                if any(plan.stage_at(seat).first <= layer < plan.stage_at(seat).last for layer in line.layers)
+                and (not line.split or seat.tp * (line.numel // plan.tp) == part.interval.start)
+            }
+            assert set(bucket.members) == users
+            assert part.offset % BLOCK == 0 and part.offset + len(part.interval) <= bucket.size
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), plans(), plans(), st.data())
+def test_transfers_fill_every_target_once_from_living_holders_and_name_what_is_missing(
+    profile: Profile, old: Plan, new: Plan, data: st.DataObject
+) -> None:
+    before, after = layout(old, profile, mirrors=1), layout(new, profile, mirrors=1)
+    alive = data.draw(st.sets(st.sampled_from(old.devices), min_size=1))
+    sources = {device: before.held(device) for device in alive}
+    result = transfers(sources, after)
+    available = set(elements(i for held in sources.values() for i in held))
+    held_by = {device: set(elements(held)) for device, held in sources.items()}
+    arrived: dict[Device, list[Interval]] = defaultdict(list)
+    for move in result.moves:
+        assert move.source in alive
+        assert set(elements([move.interval])) <= held_by[move.source]
+        if move.source != move.target and move.target in alive:
+            assert not set(elements([move.interval])) & held_by[move.target], "fetched what it had"
+        arrived[move.target].append(move.interval)
+    missing = elements(result.missing)
+    for device in new.devices:
+        wanted = set(elements(after.held(device)))
+        got = elements(arrived[device])
+        assert set(got) == wanted & available
+        assert all(count == 1 for count in got.values())
+        assert wanted - available <= set(missing)
+    assert not set(missing) & available
+
+
+@settings(max_examples=30, deadline=None)
+@given(profiles(), plans())
+def test_an_unchanged_plan_moves_nothing_between_devices(profile: Profile, plan: Plan) -> None:
+    held = layout(plan, profile, mirrors=1)
+    result = transfers({device: held.held(device) for device in plan.devices}, held)
+    assert not result.missing
+    assert all(move.source == move.target for move in result.moves)
+
+
+@settings(max_examples=30, deadline=None)
+@given(profiles(), plans(), st.data())
+def test_any_one_device_can_be_lost_without_missing_anything(profile: Profile, plan: Plan, data: st.DataObject) -> None:
+    if plan.world_size == 1:
+        return
+    held = layout(plan, profile, mirrors=1)
+    lost = data.draw(st.sampled_from(plan.devices))
+    result = transfers({d: held.held(d) for d in plan.devices if d != lost}, held)
+    assert not result.missing

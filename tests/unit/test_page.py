@@ -1,0 +1,139 @@
+"""A progress page tells a host what a rank was doing and what it had seen pass, also after the rank was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.domain.errors import EverstepError
+from orchestrator.domain.generation import Answer
+from orchestrator.domain.ids import Device, Generation, NodeId, Step
+from worker.page import _SLOT_BYTES, _SLOTS_AT, MAX_IDS, PageReader, PageWriter, create_page
+from worker.progress import Phase
+
+DEVICE = Device(NodeId("n0"), 1)
+
+
+def an_answer(step: int, num_ids: int = 4) -> Answer:
+    return Answer(step=Step(step), norm=step / 7, losses=tuple(step + number / 3 for number in range(num_ids)))
+
+
+@pytest.fixture
+def page() -> Iterator[tuple[PageWriter, PageReader]]:
+    fd = create_page()
+    writer, reader = PageWriter(fd), PageReader(fd)
+    os.close(fd)
+    yield writer, reader
+    writer.close()
+    reader.close()
+
+
+def test_a_fresh_page_says_nothing_happened(page: tuple[PageWriter, PageReader]) -> None:
+    sight = page[1].look()
+    assert (sight.pid, sight.phase, sight.voted, sight.passed, sight.in_wait) == (os.getpid(), Phase.IDLE, 0, 0, False)
+    assert page[1].answer() is None
+
+
+def test_reader_sees_phase_group_and_wait(page: tuple[PageWriter, PageReader]) -> None:
+    writer, reader = page
+    writer.phase(Phase.COMPUTE, Generation(3), Step(41))
+    writer.micro_batch(5)
+    writer.enter("pp")
+    waiting = reader.look()
+    assert (waiting.generation, waiting.phase, waiting.step, waiting.micro_batch) == (3, Phase.COMPUTE, 41, 5)
+    assert (waiting.group, waiting.in_wait, waiting.collective) == ("pp", True, 1)
+    assert waiting.waiting_since >= waiting.progressed_at > 0
+    writer.leave()
+    writer.enter("a-much-shorter" * 9)
+    writer.leave()
+    after = reader.look()
+    assert (after.in_wait, after.collective) == (False, 2)
+    assert after.group == ("a-much-shorter" * 9)[:64]
+
+
+@pytest.mark.parametrize("num_ids", [1, 4, MAX_IDS])
+def test_answers_come_back_exactly(page: tuple[PageWriter, PageReader], num_ids: int) -> None:
+    writer, reader = page
+    for step in range(1, 6):
+        writer.phase(Phase.VOTE, Generation(2), Step(step))
+        writer.passed(an_answer(step, num_ids))
+        assert reader.answer() == (2, an_answer(step, num_ids))
+
+
+def test_more_losses_than_fit_are_refused(page: tuple[PageWriter, PageReader]) -> None:
+    with pytest.raises(EverstepError, match="1025 micro-batches, 1024 fit"):
+        page[0].passed(an_answer(1, MAX_IDS + 1))
+
+
+def test_a_writer_that_dies_within_an_answer_leaves_the_one_before(page: tuple[PageWriter, PageReader]) -> None:
+    writer, reader = page
+    writer.passed(an_answer(1))
+    writer.passed(an_answer(2))
+    # What a kill in the middle of passed(3) leaves: half a slot, and the word that names slots untouched.
+    struct.pack_into("<qqq", writer._memory, _SLOTS_AT + (3 & 1) * _SLOT_BYTES, 999, 12345, 77)
+    answer = reader.answer()
+    assert answer is not None
+    assert answer[1] == an_answer(2)
+
+
+def test_concurrent_reader_never_sees_a_mixed_answer(page: tuple[PageWriter, PageReader]) -> None:
+    writer, reader = page
+    stop = threading.Event()
+
+    def write() -> None:
+        step = 0
+        while not stop.is_set():
+            step += 1
+            writer.passed(an_answer(step, 64))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    seen = 0
+    try:
+        for _ in range(3000):
+            if found := reader.answer():
+                assert found[1] == an_answer(found[1].step, 64)
+                seen += 1
+    finally:
+        stop.set()
+        thread.join()
+    assert seen > 100
+
+
+def test_a_killed_ranks_page_reports_its_vote_only_for_its_own_generation() -> None:
+    fd = create_page()
+    reader = PageReader(fd)
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        rank = PageWriter(fd)
+        rank.phase(Phase.VOTE, Generation(4), Step(9))
+        rank.voted(Step(8))
+        rank.passed(an_answer(8))
+        rank.voted(Step(9))
+        os.write(tell, b"x")
+        signal.pause()
+    os.read(ready, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    for end in (fd, ready, tell):
+        os.close(end)
+    mine = reader.report(DEVICE, Generation(4), "killed by SIGKILL")
+    assert (mine.voted, mine.answer, mine.held) == (9, an_answer(8), None)
+    # The next generation was formed but this rank never voted in it: what it saw pass before is settled already.
+    later = reader.report(DEVICE, Generation(5), "killed by SIGKILL")
+    assert (later.voted, later.answer) == (0, None)
+    reader.close()
+
+
+def test_a_page_of_another_version_is_refused() -> None:
+    fd = create_page()
+    os.pwrite(fd, struct.pack("<q", 99), 8)
+    with pytest.raises(EverstepError, match="use one release"):
+        PageReader(fd)
+    os.close(fd)

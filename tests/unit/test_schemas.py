@@ -1,0 +1,265 @@
+"""What a job file may say, and the sentence for everything it may not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from api import schemas
+from api.documents import UnsupportedType, load_mapping
+from api.schemas import AddNodeRequest, FaultRequest, JobFile, load_job_file, read
+from orchestrator.domain import spec
+from orchestrator.domain.errors import Refused
+
+YAML, JSON = "application/yaml", "application/json"
+
+
+def a_file(**changes: Any) -> dict[str, Any]:
+    """A valid job file; `train__steps=0` changes one setting, `None` removes it."""
+    file: dict[str, Any] = {
+        "name": "byte-gpt",
+        "program": "causal_lm",
+        "data": {"files": ["{stdlib}"]},
+        "train": {"steps": 150, "micro_batches": 8, "micro_batch_size": 2, "sequence": 64},
+        "model": {"layers": 4},
+    }
+    for path, value in changes.items():
+        *sections, name = path.split("__")
+        place = file
+        for section in sections:
+            place = place.setdefault(section, {})
+        if value is None:
+            del place[name]
+        else:
+            place[name] = value
+    return file
+
+
+def refusal(file: dict[str, Any]) -> Refused:
+    with pytest.raises(Refused) as caught:
+        load_job_file(json.dumps(file), JSON)
+    return caught.value
+
+
+# --- mirror of the domain ------------------------------------------------------------------------------------------------
+
+SECTIONS = [
+    (schemas.JobFile, spec.JobSpec),
+    (schemas.DataSection, spec.DataSpec),
+    (schemas.TrainSection, spec.TrainSpec),
+    (schemas.ParallelSection, spec.ParallelSpec),
+    (schemas.CheckpointSection, spec.CheckpointSpec),
+    (schemas.RecoverySection, spec.RecoverySpec),
+]
+
+
+@pytest.mark.parametrize(("model", "wanted"), SECTIONS, ids=lambda value: value.__name__)
+def test_sections_have_the_fields_of_the_domain_and_no_others(model: type[BaseModel], wanted: Any) -> None:
+    fields = {field.name: field for field in dataclasses.fields(wanted)}
+    assert list(model.model_fields) == list(fields)
+    for name, info in model.model_fields.items():
+        has_default = (
+            fields[name].default is not dataclasses.MISSING or fields[name].default_factory is not dataclasses.MISSING
+        )
+        assert info.is_required() != has_default, name
+
+
+def test_a_minimal_file_gets_the_domains_defaults() -> None:
+    loaded = load_job_file(json.dumps(a_file()), JSON)
+    assert loaded == spec.JobSpec(
+        name="byte-gpt",
+        program="causal_lm",
+        data=spec.DataSpec(files=("{stdlib}",)),
+        train=spec.TrainSpec(steps=150, micro_batches=8, micro_batch_size=2, sequence=64),
+        model={"layers": 4},
+    )
+
+
+def test_every_field_reaches_the_spec() -> None:
+    changed = a_file(
+        data__max_bytes=10**6,
+        train__dtype="bf16",
+        train__learning_rate=0.01,
+        parallel__tp=2,
+        parallel__pp=4,
+        checkpoint__every=0,
+        recovery__mirrors=0,
+        recovery__backend="gloo",
+        labels={"team": "a"},
+    )
+    loaded = load_job_file(json.dumps(changed), JSON)
+    assert (loaded.data.max_bytes, loaded.train.dtype, loaded.train.learning_rate) == (10**6, "bf16", 0.01)
+    assert (loaded.parallel.tp, loaded.parallel.pp, loaded.parallel.dp) == (2, 4, None)
+    assert (loaded.checkpoint.every, loaded.recovery.mirrors, loaded.recovery.backend) == (0, 0, "gloo")
+    assert loaded.labels == {"team": "a"}
+
+
+def test_yaml_and_json_mean_the_same() -> None:
+    assert load_job_file(yaml.safe_dump(a_file()), YAML) == load_job_file(json.dumps(a_file()), JSON)
+
+
+def test_yaml_numbers_without_a_dot_are_numbers() -> None:
+    text = yaml.safe_dump(a_file()) + "\n" + "recovery: {leave_s: 1}\n"
+    loaded = load_job_file(text.replace("steps: 150", "steps: 150\n  learning_rate: 3e-3"), YAML)
+    assert loaded.train.learning_rate == 3e-3
+    assert loaded.recovery.leave_s == 1.0 and isinstance(loaded.recovery.leave_s, float)
+
+
+def test_the_programs_own_settings_pass_unread() -> None:
+    model = {"layers": 4, "kind": "x", "rope": {"base": 1e4}, "names": ["a", None, True]}
+    assert load_job_file(json.dumps(a_file(model=model)), JSON).model == model
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "sentence"),
+    [
+        ({"train__steps": 0}, "train.steps", "train.steps is 0: must be a whole number 1..1000000000"),
+        ({"train__steps": True}, "train.steps", "train.steps is true: must be a whole number 1..1000000000"),
+        ({"train__steps": 1.5}, "train.steps", "train.steps is 1.5: must be a whole number 1..1000000000"),
+        (
+            {"train__micro_batches": 2000},
+            "train.micro_batches",
+            "train.micro_batches is 2000: must be a whole number 1..1024",
+        ),
+        ({"train__dtype": "fp16"}, "train.dtype", "train.dtype is 'fp16': must be fp32 or bf16"),
+        ({"train__beta1": 1}, "train.beta1", "train.beta1 is 1: must be a number at least 0 and less than 1"),
+        ({"train__learning_rate": True}, "train.learning_rate", "must be a number, not true or false"),
+        ({"recovery__mirrors": 2}, "recovery.mirrors", "recovery.mirrors is 2: must be a whole number 0..1"),
+        ({"recovery__backend": "mpi"}, "recovery.backend", "must be links, gloo or nccl"),
+        ({"checkpoint__every": -1}, "checkpoint.every", "checkpoint.every is -1"),
+        ({"data__files": []}, "data.files", "must be 1..1000 items"),
+        ({"data__files": "a.txt"}, "data.files", "data.files is 'a.txt': must be a list"),
+        ({"data__files": [3]}, "data.files[0]", "data.files[0] is 3: must be text"),
+        ({"name": "a b"}, "name", "letters, digits, dots, dashes"),
+        ({"name": "../x"}, "name", "letters, digits, dots, dashes"),
+        ({"program": "os; rm"}, "program", "module:attribute"),
+        ({"train": 3}, "train", "train is 3: must be a mapping"),
+        ({"train__sequence": None}, "train.sequence", "train.sequence: is required"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_its_field_and_range(changes: dict[str, Any], field: str, sentence: str) -> None:
+    error = refusal(a_file(**changes))
+    assert sentence in error.message
+    assert error.problems[0].field == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train__stepz": 3}, 'unknown key "stepz" of train; did you mean "steps"?'),
+        ({"trian": {}}, 'unknown key "trian"; did you mean "train"?'),
+        ({"recovery__mirorrs": 1}, 'unknown key "mirorrs" of recovery; did you mean "mirrors"?'),
+        ({"train__zzz": 3}, 'unknown key "zzz" of train'),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_one_that_was_meant(changes: dict[str, Any], sentence: str) -> None:
+    error = refusal(a_file(**changes))
+    assert error.message == sentence
+    assert error.problems[0].allowed
+
+
+def test_a_misspelt_key_comes_before_the_field_it_leaves_missing() -> None:
+    error = refusal(a_file(train__steps=None, train__stepz=3))
+    assert error.message == 'unknown key "stepz" of train; did you mean "steps"? (and 1 more)'
+    assert [problem.field for problem in error.problems] == ["train.stepz", "train.steps"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "sentence"),
+    [
+        ({"parallel__pp": 9}, "parallel.pp", "parallel.pp 9 needs at least 9 micro-batches"),
+        (
+            {"parallel__pp": 4, "parallel__dp": 3},
+            "parallel.pp",
+            "parallel.pp 4 x parallel.dp 3 needs at least 12 micro-batches",
+        ),
+        ({"parallel__dp": 9}, "parallel.dp", "needs at least 9 micro-batches"),
+        ({"train__warmup_steps": 151}, "train.warmup_steps", "more than all 150 steps"),
+        ({"train__min_learning_rate": 1}, "train.min_learning_rate", "above train.learning_rate"),
+        ({"parallel": {"tp": 2, "pp": 1, "dp": 1, "min_devices": 3}}, "parallel.min_devices", "uses only 2"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any], field: str, sentence: str) -> None:
+    error = refusal(a_file(**changes))
+    assert sentence in error.message
+    assert error.problems[0].field == field
+
+
+def test_a_job_shorter_than_the_default_warm_up_is_fine() -> None:
+    assert load_job_file(json.dumps(a_file(train__steps=3)), JSON).train.warmup_steps == 10
+
+
+# --- documents -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "sentence"),
+    [
+        ("a: 1\na: 2", YAML, '"a" is given twice'),
+        ('{"a": 1, "a": 2}', JSON, '"a" is given twice'),
+        ("a: &x [1]\nb: *x", YAML, "aliases are not read"),
+        ("a: [", YAML, "not YAML at line 1"),
+        ("{", JSON, "not JSON at line 1 column 2"),
+        ("- 1", YAML, "must be a mapping of settings, not a list"),
+        ("", YAML, "must be a mapping of settings, not nothing"),
+        ("a: .nan", YAML, "a is nan: must be a finite number"),
+        ('{"a": [1, Infinity]}', JSON, "a[1] is inf: must be a finite number"),
+        ("1: x", YAML, "key '1' must be text"),
+        ("a: !!python/object/apply:os.getcwd []", YAML, "not YAML"),
+        ("a: !!binary aGk=", YAML, "which JSON does not have"),
+        ("a: 1\n---\nb: 2", YAML, "not YAML at line 2"),
+        ('{"a": "\\ud800"}', JSON, "not text"),
+        ("[" * 100_000, JSON, "nested more than 50 levels"),
+        ('{"a":' * 60 + "1" + "}" * 60, JSON, "nested more than 50 levels"),
+        ("{a: " * 60 + "1" + "}" * 60, YAML, "nested more than 50 levels"),
+    ],
+)
+def test_a_document_that_json_could_not_hold_is_refused(text: str, kind: str, sentence: str) -> None:
+    with pytest.raises(Refused) as caught:
+        load_mapping(text, kind)
+    assert sentence in caught.value.message
+
+
+def test_dates_stay_text() -> None:
+    assert load_mapping("day: 2026-01-01", YAML) == {"day": "2026-01-01"}
+
+
+def test_another_content_type_is_said_to_be_unreadable() -> None:
+    with pytest.raises(UnsupportedType, match="send application/json or application/yaml"):
+        load_mapping("a: 1", "text/plain")
+
+
+# --- commands ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_kind_of_node_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(Refused, match='must be one of A100, H100, H200, B200, cpu; did you mean "H100"'):
+        read(AddNodeRequest, {"kind": "h10"})
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"kind": "kill_rank", "job": "job-1"}, "kill_rank needs rank"),
+        ({"kind": "kill_node"}, "kill_node needs node"),
+        ({"kind": "kill_node", "node": "n", "rank": 1}, "kill_node takes no rank, only node"),
+    ],
+)
+def test_a_fault_takes_the_fields_of_its_kind(body: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Refused, match=sentence):
+        read(FaultRequest, body).checked()
+
+
+def test_every_request_model_forbids_unknown_keys() -> None:
+    models = [item for item in vars(schemas).values() if isinstance(item, type) and issubclass(item, schemas.Request)]
+    assert len(models) >= 8
+    assert all(model.model_config["extra"] == "forbid" for model in models)
+    assert JobFile in models

@@ -1,0 +1,121 @@
+"""The host's end of its zygote: starting it, asking it for forks, hearing what became of them, ending it with its children.
+
+It owns the zygote's process and socket; it refuses to know what the forked processes are for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.domain import codec
+from orchestrator.domain.protocol import OpenHost
+
+from .logs import open_log, tail
+
+_MESSAGE_BYTES = 1 << 16
+# `import numpy` alone would start a thread otherwise, and a process with threads must not be forked.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+Heard = Callable[[dict[str, Any], int], None]
+"""Called with each message and the descriptor that came with it, or -1."""
+
+
+class Zygote:
+    """Used on one asyncio loop. `heard` gets the messages of worker/zygote.py, `ended` its exit code, once."""
+
+    def __init__(self, order: OpenHost, heard: Heard, ended: Callable[[int], None]) -> None:
+        self._order = order
+        self._heard = heard
+        self._ended = ended
+        self._log = Path(order.log_dir) / f"{order.node}-zygote.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._pidfd = -1
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    def start(self) -> None:
+        """Raises OSError where no process can be started."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        order = os.memfd_create("everstep-order", os.MFD_CLOEXEC)
+        log = open_log(self._log)
+        try:
+            os.write(order, codec.dumps(self._order))
+            os.lseek(order, 0, os.SEEK_SET)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "worker.zygote", str(theirs.fileno()), str(os.getpid())],
+                stdin=order,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        finally:
+            os.close(order)
+            os.close(log)
+            theirs.close()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._socket, self._listen)
+        loop.add_reader(self._pidfd, self._bury)
+
+    def fork(self, seat: int, index: int, fds: tuple[int, ...]) -> None:
+        """Ask for a rank; answered by "forked"."""
+        if self._socket is None:
+            return
+        with suppress(BrokenPipeError, ConnectionResetError):  # its end is about to be told
+            socket.send_fds(self._socket, [json.dumps({"seat": seat, "index": index}).encode()], list(fds))
+
+    def kill(self) -> None:
+        """SIGKILL to it and to whatever its ranks have started."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the group is still this one
+
+    def log_tail(self) -> tuple[str, ...]:
+        return tail(self._log)
+
+    def _listen(self) -> None:
+        while self._socket is not None:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            if not data:
+                asyncio.get_running_loop().remove_reader(self._socket)
+                return
+            self._heard(json.loads(data), fds[0] if fds else -1)
+
+    def _bury(self) -> None:
+        assert self._process is not None and self._socket is not None
+        self._listen()  # its last words come before its end
+        self.kill()
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._pidfd)
+        loop.remove_reader(self._socket)
+        os.close(self._pidfd)
+        self._socket.close()
+        self._socket = None
+        exit_code = self._process.wait()
+        self._process = None
+        self._ended(exit_code)

@@ -1,0 +1,299 @@
+"""One rank's mathematics: a trainer restores a generation's state, runs optimizer steps, and afterwards tells the truth.
+
+    step   zero -> forward, backward -> reduce to owners -> pass on to the mirror -> VOTE -> update -> gather -> (save)
+                                                                                     `- passed: the step is committed
+
+It lives as long as its process; connections come and go with generations. It never decides what was committed: it votes,
+reports, and is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import assert_never
+
+import torch
+
+from orchestrator.domain.errors import EverstepError
+from orchestrator.domain.generation import Answer, Held, RankReport
+from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
+from orchestrator.domain.layout import Bucket, buckets
+from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
+from orchestrator.domain.profile import Profile
+from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, Restore, ShardSaved
+from orchestrator.domain.spec import JobSpec
+
+from .checkpoint.writer import CheckpointWriter, Snapshot
+from .parallel.data import DataAxis, Session
+from .parallel.group import ALONE
+from .parallel.optimizer import adamw
+from .parallel.pipeline import StageRunner
+from .program import Program
+from .progress import Phase, Progress
+from .state.buffers import Buffers, Shape
+from .state.holdings import Holdings
+from .state.relayout import from_checkpoint, from_memory, from_seed
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class TrainingDiverged(EverstepError):
+    """A loss or gradient is not finite; running the step again would give the same."""
+
+
+class Trainer:
+    """me: the device this process is bound to; tokens: the whole text, uint8; on_shard is called from a writer thread."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        profile: Profile,
+        program: Program,
+        tokens: torch.Tensor,
+        me: Device,
+        progress: Progress,
+        checkpoint_dir: Path,
+        on_shard: Callable[[ShardSaved], None],
+        device: torch.device | None = None,
+    ) -> None:
+        self._spec = spec
+        self._profile = profile
+        self._program = program
+        self._tokens = tokens
+        self._me = me
+        self._progress = progress
+        self._device = device or torch.device("cpu")
+        self._writer = CheckpointWriter(checkpoint_dir, profile, me, on_shard)
+        self._voted = Step(0)
+        self._answer: Answer | None = None
+        self._holdings: Holdings | None = None
+        self._buffers: Buffers | None = None
+        self._stage: StageRunner | None = None
+        self._data: DataAxis | None = None
+
+    # --- between steps --------------------------------------------------------------------------------------------------
+
+    def restore(self, session: Session, form: FormGeneration) -> Mapping[str, float]:
+        """Take this rank's seat in a new generation: seconds spent in "build", "transfer" and "gather".
+
+        Until the state of every rank has arrived, what was held before is kept and reported. Raises Aborted, PeerLost,
+        CheckpointCorrupt.
+        """
+        step = _step_of(form.restore)
+        self._progress.phase(Phase.RESTORE, form.generation, step)
+        begun = perf_counter()
+        if self._stage is not None:
+            self._stage.close()
+        self._stage = self._data = None
+        plan_buckets = buckets(form.plan, self._profile)
+        self._build(session, plan_buckets)
+        built = perf_counter()
+        self._settle(form.restore)
+        self._fill(session, plan_buckets, form.restore)
+        moved = perf_counter()
+        assert self._buffers is not None and self._holdings is not None
+        self._data = DataAxis(session, plan_buckets, self._buffers, self._holdings)
+        self._data.gather()
+        gathered = perf_counter()
+        if isinstance(form.restore, FromMemory) and self._is_due(step):
+            # The generation that committed this step may not have lived to write all of its shards.
+            self._save(session)
+        return {"build": built - begun, "transfer": moved - built, "gather": gathered - moved}
+
+    def report(self, generation: Generation, lost_peer: Rank | None = None, cause: str = "") -> RankReport:
+        """What this rank knows, whatever it was doing when it left."""
+        held = self._holdings
+        return RankReport(
+            device=self._me,
+            generation=generation,
+            voted=self._voted,
+            answer=self._answer,
+            held=Held(generation=held.generation, step=held.step) if held is not None and not held.torn else None,
+            lost_peer=lost_peer,
+            cause=cause,
+        )
+
+    @property
+    def holdings(self) -> Holdings | None:
+        """The state in this rank's memory, to look at."""
+        return self._holdings
+
+    def flush(self) -> None:
+        """Returns when every snapshot taken so far has been written, or has failed."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Writes what is still to be written, then ends the writer."""
+        self._writer.close()
+
+    # --- the step -------------------------------------------------------------------------------------------------------
+
+    def step(self, session: Session, step: Step) -> Answer:
+        """One optimizer step; `step` is the one after what is held. Raises Aborted, PeerLost, TrainingDiverged."""
+        stage, data, held, buffers = self._stage, self._data, self._holdings, self._buffers
+        if stage is None or data is None or held is None or buffers is None or held.step != step - 1:
+            raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
+        generation, progress = session.generation, self._progress
+        progress.phase(Phase.COMPUTE, generation, step)
+        buffers.zero()
+        sums = stage.run(step)
+        buffers.fold()
+        progress.phase(Phase.REDUCE, generation, step)
+        data.reduce()
+        data.mirror()
+        progress.phase(Phase.VOTE, generation, step)
+        ballot = self._ballot(held, sums if session.seat.tp == 0 else {})
+        self._voted = step
+        progress.voted(step)
+        answer = self._counted(session.vote(ballot), session.plan.world_size, step)
+        self._answer = answer
+        progress.passed(answer)
+        progress.phase(Phase.UPDATE, generation, step)
+        self._apply(held, answer)
+        progress.phase(Phase.GATHER, generation, step)
+        data.gather()
+        if self._is_due(step):
+            progress.phase(Phase.SAVE, generation, step)
+            self._save(session)
+        return answer
+
+    def _ballot(self, held: Holdings, sums: Mapping[int, float]) -> torch.Tensor:
+        """fp64: [ranks whose gradients are finite, squared norm of what is owned, mean loss of each micro-batch id]."""
+        train = self._spec.train
+        ballot = torch.zeros(2 + train.micro_batches, dtype=torch.float64)
+        gradient = held.gradient[: held.owned].double()
+        ballot[1] = torch.dot(gradient, gradient)
+        ballot[0] = float(isfinite(float(ballot[1])))
+        for number, total in sums.items():
+            ballot[2 + number] = total / (train.micro_batch_size * train.sequence)
+        return ballot
+
+    def _counted(self, total: torch.Tensor, world_size: int, step: Step) -> Answer:
+        finite, squares, *losses = total.tolist()
+        if finite != world_size or not all(map(isfinite, (squares, *losses))):
+            strange = [f"micro-batch {number}: loss {loss}" for number, loss in enumerate(losses) if not isfinite(loss)]
+            raise TrainingDiverged(
+                f"step {step} gave {'; '.join(strange) or 'a gradient that is not finite'}; "
+                "lower train.learning_rate or train.clip_norm, or lengthen train.warmup_steps"
+            )
+        return Answer(step=step, norm=squares**0.5, losses=tuple(losses))
+
+    def _apply(self, held: Holdings, answer: Answer) -> None:
+        """Bring what is held from the step before the answer's to the answer's; nothing to do where it is there already."""
+        if held.step != answer.step - 1:
+            return
+        held.torn = True
+        adamw(self._spec.train, answer, held.state, held.gradient, held.decayed)
+        held.step = answer.step
+        held.torn = False
+
+    # --- taking a seat --------------------------------------------------------------------------------------------------
+
+    def _build(self, session: Session, plan_buckets: tuple[Bucket, ...]) -> None:
+        plan, seat = session.plan, session.seat
+        shape = Shape.of(plan, seat)
+        if self._buffers is None or self._buffers.shape != shape:
+            used = [bucket for bucket in plan_buckets if seat.rank in bucket.shares]
+            self._buffers = Buffers(self._profile, shape, used, DTYPES[self._spec.train.dtype], self._device)
+        # The module is bound to the generation's tp group; it owns no tensors, so making it anew is cheap.
+        module = self._program.build(self._spec, shape.first, shape.last, session.tp, self._buffers.leaves)
+        self._stage = StageRunner(
+            train=self._spec.train,
+            module=module,
+            pipeline=plan.pipelines[seat.pipeline],
+            seat=seat,
+            pp=session.pp,
+            tokens=self._tokens,
+            device=self._device,
+            progress=self._progress,
+        )
+
+    def _settle(self, restore: Restore) -> None:
+        """Accept what was recorded as committed: apply the answer where it is missing, forget what was voted beyond it."""
+        step, held = _step_of(restore), self._holdings
+        answer = restore.answer if isinstance(restore, FromMemory) else None
+        if not isinstance(restore, FromMemory):
+            self._holdings = None  # rolled back: what is in memory belongs to steps that no longer count
+        elif held is not None and not held.torn and answer is not None and self._voted == step == answer.step:
+            self._apply(held, answer)
+        self._voted = step
+        if answer is not None or self._answer is None or self._answer.step != step:
+            self._answer = answer
+
+    def _fill(self, session: Session, plan_buckets: tuple[Bucket, ...], restore: Restore) -> None:
+        """Replace the holdings by complete ones under the new layout."""
+        fresh = Holdings(plan_buckets, session.seat.rank, session.mirrored, session.generation, self._device)
+        match restore:
+            case FromSeed():
+                from_seed(fresh, self._program, self._spec, self._profile)
+            case FromCheckpoint():
+                from_checkpoint(fresh, Path(restore.checkpoint.path))
+            case FromMemory():
+                held = self._holdings
+                old = held if held is not None and not held.torn and held.step == restore.step else None
+                from_memory(fresh, old, restore.moves, self._me, session)
+                # Let nobody drop what another rank may still have to be given again: wait until all have everything.
+                session.vote(torch.zeros(1, dtype=torch.float64))
+            case _:
+                assert_never(restore)
+        fresh.step = _step_of(restore)
+        self._holdings = fresh
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------------
+
+    def _is_due(self, step: Step) -> bool:
+        every = self._spec.checkpoint.every
+        return bool(every) and step > 0 and (step % every == 0 or step == self._spec.train.steps)
+
+    def _save(self, session: Session) -> None:
+        assert self._holdings is not None
+        self._writer.save(Snapshot.of(self._holdings, session.generation))
+        if self._holdings.step == self._spec.train.steps:
+            self._writer.flush()  # there is no next step to hide it behind
+
+
+def warm(spec: JobSpec, profile: Profile, program: Program) -> None:
+    """Run whatever a rank would else import or set up in its first step, in this process, starting no thread.
+
+    The first and the last two layers go forward and backward once, as stages of two pipelines of one rank would, on one
+    short sequence; then one optimizer step.
+    """
+    torch.set_num_threads(1)
+    train = replace(spec.train, micro_batches=1, micro_batch_size=1, sequence=min(spec.train.sequence, 64))
+    spec = replace(spec, train=train)
+    depth = profile.num_layers
+    device = Device(NodeId("warm"), 0)
+    for first, last in sorted({(0, min(2, depth)), (max(depth - 2, 0), depth)}):
+        lines = tuple(line for line in profile.lines if any(first <= layer < last for layer in line.layers))
+        part = replace(profile, lines=lines)
+        plan = Plan(pipelines=(Pipeline(stages=(Stage(first=first, last=last, devices=(device,)),), micro_batches=(0,)),))
+        seat = Seat(rank=Rank(0), device=device, pipeline=0, stage=0, tp=0)
+        used = buckets(plan, part)
+        held = Holdings(used, Rank(0), None, Generation(0), torch.device("cpu"))
+        memory = Buffers(part, Shape.of(plan, seat), used, DTYPES[train.dtype], torch.device("cpu"))
+        module = program.build(spec, first, last, ALONE, memory.leaves)
+        tokens = torch.zeros(1, train.sequence, dtype=torch.int64)
+        zero = torch.zeros(1, dtype=torch.int64)
+        x = tokens if first == 0 else torch.zeros(module.hidden_shape, dtype=module.hidden_dtype, requires_grad=True)
+        y = module(x, ids=zero, step=zero)
+        if last == depth:
+            module.loss(y, tokens).backward()  # type: ignore[no-untyped-call]
+        else:
+            y.backward(torch.zeros_like(y))
+        adamw(train, Answer(step=Step(1), norm=0.0, losses=(0.0,)), held.state, held.gradient, held.decayed)
+
+
+def _step_of(restore: Restore) -> Step:
+    match restore:
+        case FromSeed():
+            return Step(0)
+        case FromCheckpoint():
+            return restore.checkpoint.step
+        case FromMemory():
+            return restore.step
+        case _:
+            assert_never(restore)

@@ -1,0 +1,169 @@
+"""Messages between a host and its ranks: frames on a socket pair that neither side ever waits for.
+
+It owns framing, encoding and the order of messages; it refuses to know what they mean. What a rank says is plain JSON or
+packed numbers, because user code runs in ranks; what a host says is pickled, because ranks trust their host and a plan with
+thousands of moves must be read in a millisecond, not in ten.
+
+    frame: length of the rest (uint32), kind (one byte), body
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+from orchestrator.domain import codec
+from orchestrator.domain.errors import EverstepError
+from orchestrator.domain.generation import Answer
+from orchestrator.domain.ids import Generation
+from orchestrator.domain.protocol import (
+    CloseGeneration,
+    FormGeneration,
+    RankFinished,
+    RankReady,
+    RankReported,
+    ShardSaved,
+)
+
+from .page import pack_answer, unpack_answer
+
+BROKEN = 70
+"""Exit code of a rank that failed below the training program."""
+
+ToRank: TypeAlias = FormGeneration | CloseGeneration
+
+_ORDER, _SAID, _PASSED = b"O", b"S", b"P"
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 1 << 18
+_BACKLOG_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A vote was seen to pass; said before anything is updated."""
+
+    generation: Generation
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """The training program raised, or left through sys.exit; the rank ends right after this."""
+
+    message: str
+
+
+Said: TypeAlias = RankReported | RankReady | RankFinished | ShardSaved | Raised
+FromRank: TypeAlias = Said | Passed
+
+
+def order_frame(order: ToRank) -> bytes:
+    """A host's message; made once, posted to many ranks."""
+    return _frame(_ORDER, pickle.dumps(order, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def said_frame(said: Said) -> bytes:
+    return _frame(_SAID, codec.dumps(said))
+
+
+def passed_frame(passed: Passed) -> bytes:
+    return _frame(_PASSED, pack_answer(passed.generation, passed.answer))
+
+
+def read_order(kind: bytes, body: bytes) -> ToRank:
+    if kind != _ORDER:
+        raise EverstepError(f"a host sent a frame of kind {kind!r}, a rank reads {_ORDER!r}; use one release on both sides")
+    return cast(ToRank, pickle.loads(body))
+
+
+def read_said(kind: bytes, body: bytes) -> FromRank:
+    if kind == _PASSED:
+        generation, answer = unpack_answer(body)
+        return Passed(generation=generation, answer=answer)
+    if kind != _SAID:
+        raise EverstepError(f"a rank sent a frame of kind {kind!r}; {_SAID!r} and {_PASSED!r} are read here")
+    return cast(FromRank, codec.loads(cast(type[Said], Said), body))
+
+
+class Channel:
+    """One end. Any thread may post; one thread receives. A peer that reads nothing delays nobody: frames queue up here."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._backlog = bytearray()
+        self._read = bytearray()
+        self._broken = False
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def is_backed_up(self) -> bool:
+        """Whether frames wait for the peer; call flush() when the socket can be written."""
+        return bool(self._backlog) and not self._broken
+
+    def post(self, frame: bytes, *, droppable: bool = False) -> None:
+        """Send, or queue behind what is queued. A droppable frame is dropped where the backlog has reached its bound."""
+        with self._lock:
+            if self._broken or (droppable and len(self._backlog) > _BACKLOG_BYTES):
+                return
+            self._backlog += frame
+            self._push()
+
+    def flush(self) -> None:
+        with self._lock:
+            self._push()
+
+    def receive(self) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """(kind, body) of every whole frame that has arrived, and whether more can come."""
+        is_open = True
+        while True:
+            try:
+                data = self._sock.recv(_READ_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                is_open = False
+                break
+            self._read += data
+        return self._whole_frames(), is_open
+
+    def close(self) -> None:
+        with self._lock:
+            self._broken = True
+            self._sock.close()
+
+    def _push(self) -> None:
+        while self._backlog and not self._broken:
+            try:
+                sent = self._sock.send(self._backlog)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._broken = True  # the reader of this socket learns of it too, and decides
+                return
+            del self._backlog[:sent]
+
+    def _whole_frames(self) -> list[tuple[bytes, bytes]]:
+        frames, at = [], 0
+        while len(self._read) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._read, at)
+            start = at + _LENGTH.size
+            if len(self._read) - start < length:
+                break
+            frames.append((bytes(self._read[start : start + 1]), bytes(self._read[start + 1 : start + length])))
+            at = start + length
+        del self._read[:at]
+        return frames
+
+
+def _frame(kind: bytes, body: bytes) -> bytes:
+    return _LENGTH.pack(len(body) + 1) + kind + body

@@ -1,0 +1,132 @@
+"""A host's events on their way to a supervisor: numbered, kept until acknowledged, delivered in order.
+
+It owns numbers, the merging of passed steps and who is woken when; it refuses to know where events come from. Votes seen
+to pass are routine: they travel with the next urgent event, or FLUSH_S later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from orchestrator.domain.generation import Answer
+from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.protocol import Envelope, HostEvent, RankExited, StepsPassed
+
+FLUSH_S = 0.2
+MAX_BATCH = 1000
+"""Envelopes in one delivery."""
+MAX_ANSWERS = 20_000
+"""Passed steps kept in one event while nobody fetches them; beyond it the oldest losses are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    envelope: Envelope
+    added_at: float
+
+
+class Outbox:
+    """Used on one asyncio loop."""
+
+    def __init__(self) -> None:
+        self._kept: deque[_Kept] = deque()
+        self._last_number = 0
+        self._delivered = 0
+        self._routine: list[tuple[Generation, Answer, float]] = []
+        self._seen: dict[Generation, Step] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._news = asyncio.Event()
+
+    def add(self, event: HostEvent) -> None:
+        """An urgent event: whoever waits gets it now, after the steps that passed before it."""
+        self._flush_routine()
+        self._append(event)
+        self.wake()
+
+    def add_passed(self, generation: Generation, answer: Answer, at: float) -> bool:
+        """A vote seen to pass; False where another rank of this host has said so already."""
+        if answer.step <= self._seen.get(generation, Step(0)):
+            return False
+        self._seen[generation] = answer.step
+        for old in sorted(self._seen)[:-4]:
+            del self._seen[old]
+        self._routine.append((generation, answer, at))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_and_wake)
+        return True
+
+    def wake(self) -> None:
+        """Have every waiting fetch return."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def fetch(self, after: int, timeout_s: float) -> tuple[Envelope, ...]:
+        """Forget events up to `after` and return those that follow; waits up to timeout_s where there are none."""
+        while self._kept and self._kept[0].envelope.number <= after:
+            self._kept.popleft()
+        if not self._pending(after) and timeout_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), timeout_s)
+        batch = self._pending(after)
+        if batch:
+            self._delivered = max(self._delivered, batch[-1].envelope.number)
+        now = time.monotonic()
+        return tuple(_aged(kept, now) for kept in batch)
+
+    def close(self) -> None:
+        """Flush what waits for the timer; events stay until they are fetched."""
+        self._flush_and_wake()
+
+    def _pending(self, after: int) -> list[_Kept]:
+        return [kept for kept in self._kept if kept.envelope.number > after][:MAX_BATCH]
+
+    def _flush_and_wake(self) -> None:
+        self._flush_routine()
+        self.wake()
+
+    def _flush_routine(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._routine = self._routine, []
+        while waiting:
+            generation = waiting[0][0]
+            same = [item for item in waiting if item[0] == generation]
+            waiting = [item for item in waiting if item[0] != generation]
+            self._append_steps(
+                StepsPassed(
+                    generation=generation,
+                    answers=tuple(answer for _, answer, _ in same),
+                    at=tuple(at for _, _, at in same),
+                )
+            )
+
+    def _append_steps(self, steps: StepsPassed) -> None:
+        last = self._kept[-1].envelope if self._kept else None
+        # What was delivered once may have been recorded under its number: only an event nobody has seen may still grow.
+        if last is not None and last.number > self._delivered and isinstance(last.event, StepsPassed):
+            before = last.event
+            if before.generation == steps.generation:
+                merged = StepsPassed(
+                    generation=steps.generation,
+                    answers=(before.answers + steps.answers)[-MAX_ANSWERS:],
+                    at=(before.at + steps.at)[-MAX_ANSWERS:],
+                )
+                self._kept[-1] = replace(self._kept[-1], envelope=replace(last, event=merged))
+                return
+        self._append(steps)
+
+    def _append(self, event: HostEvent) -> None:
+        self._last_number += 1
+        self._kept.append(_Kept(Envelope(number=self._last_number, event=event), time.monotonic()))
+
+
+def _aged(kept: _Kept, now: float) -> Envelope:
+    event = kept.envelope.event
+    if not isinstance(event, RankExited):
+        return kept.envelope
+    return replace(kept.envelope, event=replace(event, seconds_ago=event.seconds_ago + now - kept.added_at))

@@ -1,0 +1,214 @@
+"""The transport on CPU: one TCP connection per pair of ranks, one progress loop in the training thread, and a way out.
+
+Everything moves while somebody waits; nothing has a thread. `abort` from any thread makes every wait, present and future,
+raise at once, whatever is on the wire: there is no operation that can't be left. It knows ranks, channels and bytes, and
+refuses to know groups, tensors and why anybody waits.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from orchestrator.domain.ids import Generation, Rank
+
+from .connection import Connection
+from .forming import Forming
+from .group import Aborted, PeerLost
+from .pending import Pending
+
+
+class Links:
+    """One generation's connections of one rank. All but `abort` belongs to the training thread.
+
+    Every operation raises Aborted once `abort` or `close` was called, PeerLost once a peer's connection has broken; where
+    both are true it says Aborted, because peers close their connections when they are aborted too.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.ready: deque[Pending] = deque()
+        """Pendings whose messages are all through, to be finished by the loop."""
+        self._connections: dict[Rank, Connection] = {}
+        self._by_fd: dict[int, Connection] = {}
+        self._lost: Rank | None = None
+        self._aborted = False
+        self._closed = False
+        # Re-entrant: a signal handler may abort while this very thread aborts.
+        self._gate = threading.RLock()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = select.epoll()
+        self._poller.register(self._wake, select.EPOLLIN)
+
+    @property
+    def aborted(self) -> bool:
+        return self._aborted
+
+    @property
+    def peers(self) -> tuple[Rank, ...]:
+        return tuple(sorted(self._connections))
+
+    def form(
+        self,
+        *,
+        generation: Generation,
+        cookie: bytes,
+        listener: socket.socket,
+        addresses: Mapping[Rank, str],
+        peers: Iterable[Rank],
+        timeout_s: float,
+    ) -> None:
+        """Connect to `peers`. cookie: 16 bytes that name the job. Raises NotFormed after timeout_s, Aborted at once."""
+        self._check()
+        sockets = Forming(
+            rank=self.rank,
+            generation=generation,
+            cookie=cookie,
+            listener=listener,
+            addresses=addresses,
+            peers=peers,
+            wake=self._wake,
+            aborted=lambda: self._aborted,
+            timeout_s=timeout_s,
+        ).run()
+        for peer, sock in sockets.items():
+            connection = Connection(peer, sock, self._poller)
+            self._connections[peer] = connection
+            self._by_fd[connection.fd] = connection
+
+    def pending(self, then: Callable[[], None] | None = None) -> Pending:
+        """A new pending to post under. Raises Aborted, PeerLost."""
+        self._check()
+        return Pending(self.ready, then)
+
+    def send(self, peer: Rank, channel: int, tag: int, data: memoryview, pending: Pending) -> None:
+        """Post `data`, which must not change until `pending` is done. Raises Aborted, PeerLost."""
+        connection = self._to(peer)
+        if connection.departed:
+            raise Aborted(f"rank {peer} has left the generation")
+        try:
+            connection.send(channel, tag, data, pending)
+        except PeerLost as lost:
+            raise self._broken(lost) from None
+        if connection.departed:
+            self._retire(connection)
+
+    def receive(self, peer: Rank, channel: int, tag: int, into: memoryview, pending: Pending) -> None:
+        """Post a receive of exactly len(into) bytes. Raises Aborted, PeerLost, MessageMismatch."""
+        connection = self._to(peer)
+        connection.receive(channel, tag, into, pending)
+        if connection.departed and connection.is_awaited:
+            raise Aborted(f"rank {peer} has left the generation")
+
+    def wait(self, pending: Pending) -> None:
+        """Move whatever can move until `pending` is done. Raises Aborted, PeerLost, MessageMismatch."""
+        self._check()
+        self._finish_ready()
+        while not pending.done:
+            self._turn()
+
+    def settle(self, pending: Pending) -> bool:
+        """Whether `pending` is done, finishing what is ready but without waiting. Raises Aborted, PeerLost."""
+        self._check()
+        self._finish_ready()
+        return pending.done
+
+    def collect(self, channel: int, tag: int, *, wait: bool) -> list[bytes]:
+        """Whole frames that came on (channel, tag) from anybody without a posted receive; waits for one if told to."""
+        self._check()
+        while True:
+            frames = [frame for c in self._connections.values() for frame in c.take(channel, tag)]
+            if frames or not wait:
+                return frames
+            self._turn()
+
+    def find_lost(self, timeout_s: float) -> Rank | None:
+        """Look whether any peer's connection has broken, for callers whose own transport can't say who failed."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._check()
+            while (left := deadline - time.monotonic()) > 0:
+                self._turn(left)
+        except PeerLost as lost:
+            return lost.rank
+        except Aborted:
+            return None
+        return None
+
+    def abort(self) -> None:
+        """Make every operation raise Aborted from now on. Any thread, any time, any number of times."""
+        with self._gate:
+            if self._aborted:
+                return
+            self._aborted = True
+            if not self._closed:
+                os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Say goodbye where that needs no waiting, then free every socket. Idempotent."""
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = self._aborted = True
+            for connection in self._connections.values():
+                if not connection.departed and connection.rank != self._lost:
+                    connection.say_goodbye()
+            self._poller.close()
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+            self._by_fd.clear()
+            self.ready.clear()
+            os.close(self._wake)
+
+    def _turn(self, timeout_s: float = -1.0) -> None:
+        for fd, event in self._poller.poll(timeout_s):
+            if self._aborted:
+                raise Aborted("the generation was closed while an operation was pending")
+            connection = self._by_fd.get(fd)
+            if connection is None:
+                continue
+            try:
+                if event & select.EPOLLOUT:
+                    connection.push()
+                if event & ~select.EPOLLOUT and not connection.departed:
+                    connection.pull()
+            except PeerLost as lost:
+                raise self._broken(lost) from None
+            if connection.departed:
+                self._retire(connection)
+            self._finish_ready()
+
+    def _finish_ready(self) -> None:
+        ready = self.ready
+        while ready:
+            ready.popleft().finish()
+
+    def _to(self, peer: Rank) -> Connection:
+        self._check()
+        connection = self._connections.get(peer)
+        if connection is None:
+            raise ValueError(f"rank {self.rank} has no connection to rank {peer}; this generation's plan gave it none")
+        return connection
+
+    def _retire(self, connection: Connection) -> None:
+        """A peer said goodbye. What it sent before stays readable; to wait for more is pointless."""
+        if self._by_fd.pop(connection.fd, None) is not None:
+            self._poller.unregister(connection.fd)
+        if connection.is_awaited:
+            raise Aborted(f"rank {connection.rank} has left the generation")
+
+    def _check(self) -> None:
+        if self._aborted:
+            raise Aborted("this generation is closed" if self._closed else "the generation was aborted")
+        if self._lost is not None:
+            raise PeerLost(self._lost)
+
+    def _broken(self, lost: PeerLost) -> Exception:
+        self._lost = lost.rank
+        return Aborted("the generation was aborted") if self._aborted else lost

@@ -1,0 +1,87 @@
+"""NCCL as a carrier, for ranks that each own a CUDA device. Its communicators find each other through links.
+
+A collective here is a kernel in a stream: `wait` orders streams and says nothing about success, so whoever must know that
+an operation has passed (the vote) copies its result to the host. `abort` aborts every communicator, which ends kernels that
+wait for a dead peer.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from orchestrator.domain.ids import Rank
+from worker.progress import Progress
+
+from .carrier import Addressed, Handle
+from .links import Links
+from .mesh import WORLD, Circle
+from .store import LinkStore
+
+WAIT_S = 1800.0
+
+
+class NcclCarrier:
+    """rank 0 must be linked with everybody: it names the communicator of the whole generation."""
+
+    def __init__(self, links: Links, rank: Rank, world: int, progress: Progress) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self._links = links
+        self._rank = rank
+        self._progress = progress
+        self._store = LinkStore(links)
+        self._backends: list[Any] = []
+        self._world: Any = None
+        self._size = world
+
+    def open(self) -> None:
+        everybody = Circle("world", WORLD, tuple(Rank(r) for r in range(self._size)))
+        self._world = self.group(everybody, self._rank)
+        # Point-to-point of a few is only allowed on a communicator that all have entered once.
+        self._world.allreduce([torch.zeros(1, device=self.device)], dist.AllreduceOptions()).wait()
+        torch.cuda.synchronize(self.device)
+
+    def group(self, circle: Circle, index: int) -> dist.ProcessGroup:
+        # We close generations ourselves; NCCL's watchdog would end the process on the first error.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
+        options = nccl.Options()
+        options._timeout = timedelta(seconds=WAIT_S)
+        options.global_ranks_in_group = list(circle.members)
+        options.group_name = circle.name
+        store = PrefixStore(circle.name, self._store)
+        backend = nccl(store, index, len(circle.members), options)
+        group: Any = dist.ProcessGroup(store, index, len(circle.members))
+        group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+        group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
+        self._backends.append(backend)
+        made: dist.ProcessGroup = group
+        return made
+
+    def post(self, sends: Addressed, receives: Addressed) -> Handle:
+        """One coalesced launch, so that the order of peers on either side does not matter."""
+        self._world._start_coalescing(self.device)
+        for peer, tensor in sends:
+            self._world.send([tensor.detach().contiguous()], peer, 0)
+        for peer, tensor in receives:
+            self._world.recv([tensor.detach()], peer, 0)
+        handle: Handle = self._world._end_coalescing(self.device)
+        return handle
+
+    def abort(self) -> None:
+        for backend in list(self._backends):
+            backend.abort()
+
+    def close(self) -> None:
+        for backend in self._backends:
+            if self._links.aborted:
+                backend.abort()
+            else:
+                backend.shutdown()
+        self._backends.clear()
+        self._world = None

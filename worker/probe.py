@@ -1,0 +1,86 @@
+"""Describe a training program in a process of its own, before anything is held for it: JobSpec in, one JSON object out.
+
+    {"profile": {...}}                                          it can work
+    {"refused": {"message": "...", "problems": [{...}]}}        it cannot, and why
+
+It owns the boundary to the user's code: whatever that prints goes to stderr, whatever it raises becomes a refusal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from orchestrator.domain import codec
+from orchestrator.domain.errors import FieldProblem, Refused
+from orchestrator.domain.profile import Profile
+from orchestrator.domain.spec import JobSpec
+
+from .data import sources
+from .page import MAX_IDS
+from .program import load_program
+
+
+def main() -> None:
+    result = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # from here on "stdout" is stderr, also for what the program's libraries write past Python
+    try:
+        answer: dict[str, Any] = {"profile": codec.encode(describe(codec.loads(JobSpec, sys.stdin.read())))}
+    except Refused as refused:
+        answer = {"refused": {"message": refused.message, "problems": codec.encode(refused.problems)}}
+    except BaseException as error:
+        traceback.print_exc()
+        said = traceback.format_exception_only(error)[-1].strip()
+        answer = {"refused": {"message": f"the program failed while it was described: {said}", "problems": []}}
+    result.write(json.dumps(answer) + "\n")
+    result.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # whatever threads the program has started
+
+
+def describe(spec: JobSpec) -> Profile:
+    """The program's profile, once program, settings, text and degrees are known to fit. Raises Refused."""
+    program = load_program(spec.program)
+    profile = program.describe(spec)
+    sources.num_samples(sources.load(spec.data), spec.train.sequence)
+    problems = tuple(_degree_problems(spec, profile))
+    if problems:
+        raise Refused("; ".join(problem.message for problem in problems), problems)
+    return profile
+
+
+def _degree_problems(spec: JobSpec, profile: Profile) -> Iterator[FieldProblem]:
+    """What no cluster could cure."""
+    ids, tp, pp, dp = spec.train.micro_batches, spec.parallel.tp, spec.parallel.pp, spec.parallel.dp
+    if ids > MAX_IDS:
+        said = f"is {ids}, at most {MAX_IDS} are carried; raise train.micro_batch_size instead"
+        yield _problem("train.micro_batches", ids, said, f"<= {MAX_IDS}")
+    for divisor in profile.divisors:
+        if tp is not None and (tp < 1 or divisor.value % tp):
+            said = f"is {tp} and does not divide {divisor.field} {divisor.value}; use a divisor of it"
+            yield _problem("parallel.tp", tp, said, f"a divisor of {divisor.value}")
+    if pp is not None and pp > profile.num_layers:
+        allowed = f"<= {profile.num_layers}"
+        yield _problem("parallel.pp", pp, f"is {pp}, but the program has {profile.num_layers} layers; lower it", allowed)
+    if (pp or 1) * (dp or 1) > ids:
+        field, value = ("parallel.pp", pp) if pp else ("parallel.dp", dp)
+        yield _problem(
+            field,
+            value,
+            f"is {value}: pp {pp or 1} x dp {dp or 1} needs {(pp or 1) * (dp or 1)} micro-batches (each pipeline takes at "
+            f"least as many as it has stages) and train.micro_batches is {ids}; raise that or lower the degree",
+            f"pp x dp <= {ids}",
+        )
+
+
+def _problem(field: str, value: object, said: str, allowed: str) -> FieldProblem:
+    return FieldProblem(field=field, value=value, message=f"{field} {said}", allowed=allowed)
+
+
+if __name__ == "__main__":
+    main()

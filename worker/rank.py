@@ -1,0 +1,331 @@
+"""One training process: a main thread that trains and a control thread that obeys.
+
+It owns the order of things between the two (a close may overtake a form, a peer may be lost before anybody says so) and
+the promise to report once per generation. It refuses to know how a step is made or who decides about generations.
+
+    control thread   form(g) ──> inbox          close(g) ──> session.abort(), then inbox
+    main thread      inbox ──> connect, restore, train ──> finished | left: report once ──> inbox ...
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import torch
+
+from orchestrator.domain.generation import Answer
+from orchestrator.domain.ids import Device, Generation, Rank, Step
+from orchestrator.domain.protocol import (
+    CloseGeneration,
+    FormGeneration,
+    FromCheckpoint,
+    FromMemory,
+    FromSeed,
+    OpenHost,
+    RankFinished,
+    RankReady,
+    RankReported,
+    Restore,
+)
+
+from .loop import Trainer
+from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_order, said_frame
+from .page import PageWriter
+from .parallel.forming import NotFormed
+from .parallel.group import Aborted, PeerLost
+from .program import Program
+from .progress import Phase
+from .session import Session
+
+_SWITCH_INTERVAL_S = 0.001
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every rank of a host shares, copy on write."""
+
+    order: OpenHost
+    program: Program
+    tokens: torch.Tensor
+
+
+class Inherited(NamedTuple):
+    """Descriptors a rank is born with."""
+
+    control: int
+    listener: int
+    page: int
+    log: int
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent's forking thread ends; ends this process at once where that has happened already."""
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
+    if os.getppid() != parent:
+        os._exit(BROKEN)
+
+
+def main(job: Job, me: Device, inherited: Inherited, zygote: int) -> NoReturn:
+    """The forked child, from its first instruction; never returns."""
+    code = BROKEN
+    try:
+        # Whatever changes the user id comes before this line: setuid clears the death signal.
+        die_with_parent(zygote)
+        _keep_only(inherited)
+        _write_to(inherited.log)
+        code = _Rank(job, me, inherited).run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class _Watched(PageWriter):
+    """The page, and word to the host at each vote that passes: losses would die with this rank."""
+
+    def __init__(self, fd: int, control: Channel) -> None:
+        super().__init__(fd)
+        self._control = control
+
+    def passed(self, answer: Answer) -> None:
+        super().passed(answer)
+        self._control.post(passed_frame(Passed(generation=self.generation, answer=answer)), droppable=True)
+
+
+class _Rank:
+    def __init__(self, job: Job, me: Device, inherited: Inherited) -> None:
+        self._job = job
+        self._me = me
+        self._control = Channel(socket.socket(fileno=inherited.control))
+        self._listener = socket.socket(fileno=inherited.listener)
+        self._page = _Watched(inherited.page, self._control)
+        os.close(inherited.page)
+        self._inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        # Under the lock: both threads ask whether the session that is about to begin was closed before it began.
+        self._closed = Generation(0)
+        self._session: Session | None = None
+        self._session_of = Generation(0)
+        # The main thread's own.
+        self._reported = Generation(0)
+
+    def run(self) -> int:
+        """Train until the training program raises or exits; its exit code. The host ends a rank by a signal."""
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)  # a close must not wait long for a main thread that computes in Python
+        threading.Thread(target=self._obey, name="control", daemon=True).start()
+        try:
+            trainer = self._trainer()
+            while True:
+                match self._inbox.get():
+                    case FormGeneration() as form:
+                        self._take_part(trainer, form)
+                    case CloseGeneration(generation=generation):
+                        if generation > self._reported:
+                            self._report(trainer, generation, None, "closed while it waited")
+        except (Exception, SystemExit, KeyboardInterrupt) as caught:
+            error = _programs_own(caught)
+            traceback.print_exception(error)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self._control.post(said_frame(Raised(message=_in_one_line(error))))
+            self._drain()
+            return _exit_code(error)
+
+    def _trainer(self) -> Trainer:
+        order = self._job.order
+        return Trainer(
+            spec=order.spec,
+            profile=order.profile,
+            program=self._job.program,
+            tokens=self._job.tokens,
+            me=self._me,
+            progress=self._page,
+            checkpoint_dir=Path(order.checkpoint_dir),
+            on_shard=lambda saved: self._control.post(said_frame(saved)),
+        )
+
+    def _take_part(self, trainer: Trainer, form: FormGeneration) -> None:
+        session = self._begin(form)
+        if session is None:
+            return  # closed before it began; the close is in the inbox too and is answered there
+        generation = form.generation
+        try:
+            began = time.monotonic()
+            session.open()
+            formed = time.monotonic() - began
+            phases = {"form": formed, **trainer.restore(session, form)}
+            self._say_ready(generation, phases)
+            step = _restored_step(form.restore)
+            while step < self._job.order.spec.train.steps:
+                step = Step(step + 1)
+                trainer.step(session, step)
+            self._page.phase(Phase.IDLE, generation, step)
+            self._control.post(said_frame(RankFinished(device=self._me, generation=generation, step=step)))
+        except Exception as error:
+            reason = _why_left(error)
+            closed = self._closed >= generation
+            if reason is None and not closed:
+                raise
+            # Who was told to close cannot say that a peer broke: that peer was told, too.
+            lost = reason.rank if isinstance(reason, PeerLost) and not closed else None
+            self._report(trainer, generation, lost, "closed" if closed else str(reason))
+
+    def _begin(self, form: FormGeneration) -> Session | None:
+        order, generation = self._job.order, form.generation
+        with self._lock:
+            last, self._session = self._session, None
+        if last is not None:
+            # Only now: closing earlier would look to peers that still wait as if this rank had died.
+            last.close()
+        with self._lock:
+            if generation <= self._closed:
+                return None
+            self._page.phase(Phase.FORM, generation, form.committed)
+            self._session_of = generation
+            self._session = Session(
+                plan=form.plan,
+                profile=order.profile,
+                seat=form.plan.seat_of[self._me],
+                generation=generation,
+                job=order.job,
+                listener=self._listener,
+                addresses=form.addresses,
+                mirrors=order.spec.recovery.mirrors,
+                moves=form.restore.moves if isinstance(form.restore, FromMemory) else (),
+                backend=order.spec.recovery.backend,
+                progress=self._page,
+            )
+            # Whatever came before is over; nobody waits for a report of it any more.
+            self._reported = max(self._reported, Generation(generation - 1))
+            return self._session
+
+    def _report(self, trainer: Trainer, generation: Generation, lost: Rank | None, cause: str) -> None:
+        report = trainer.report(generation, lost, cause)
+        if self._session_of != generation:
+            report = replace(report, voted=Step(0))
+        self._reported = generation
+        self._control.post(said_frame(RankReported(report=report)))
+        self._page.phase(Phase.IDLE, generation, report.passed)
+
+    def _say_ready(self, generation: Generation, phases: dict[str, float]) -> None:
+        self._control.post(said_frame(RankReady(device=self._me, generation=generation, phases=phases)))
+        print(f"{self._me}: generation {generation} ready, {_in_words(phases)}", flush=True)
+
+    # --- control thread ---------------------------------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        try:
+            poller = select.poll()
+            while True:
+                poller.register(self._control, select.POLLIN | (select.POLLOUT if self._control.is_backed_up else 0))
+                if not poller.poll(200):  # ms: the longest a backlog made by the main thread goes unnoticed
+                    continue
+                self._control.flush()
+                frames, is_open = self._control.receive()
+                for kind, body in frames:
+                    self._carry_out(read_order(kind, body))
+                if not is_open:
+                    os._exit(0)  # the host is gone: nobody could ever close, settle or kill this rank
+        except BaseException:
+            traceback.print_exc()
+            os._exit(BROKEN)
+
+    def _carry_out(self, order: ToRank) -> None:
+        if isinstance(order, CloseGeneration):
+            with self._lock:
+                self._closed = max(self._closed, order.generation)
+                session = self._session if self._session_of <= order.generation else None
+            if session is not None:
+                session.abort()
+        self._inbox.put(order)
+
+    def _drain(self) -> None:
+        """Give last words half a second to leave."""
+        deadline = time.monotonic() + 0.5
+        while self._control.is_backed_up and time.monotonic() < deadline:
+            time.sleep(0.005)
+            self._control.flush()
+
+
+def _restored_step(restore: Restore) -> Step:
+    match restore:
+        case FromSeed():
+            return Step(0)
+        case FromCheckpoint(checkpoint=checkpoint):
+            return checkpoint.step
+        case FromMemory(step=step):
+            return step
+
+
+def _why_left(error: BaseException) -> Aborted | PeerLost | NotFormed | None:
+    """What ended the generation, through whatever a library wrapped around it; None where the program itself raised."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, Aborted | PeerLost | NotFormed):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _programs_own(error: BaseException) -> BaseException:
+    """What the program raised, without what torch's pipelining wrapped around it."""
+    while error.__cause__ is not None and error.__traceback__ is not None:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if not str(frame.f_globals.get("__name__", "")).startswith("torch."):
+            break
+        error = error.__cause__
+    return error
+
+
+def _exit_code(error: BaseException) -> int:
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _in_one_line(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"the training program called sys.exit({error.code!r}) before the last step"
+    first = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {first[0] if first else 'no message'}"[:1000]
+
+
+def _in_words(phases: dict[str, float]) -> str:
+    return ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in phases.items())
+
+
+def _keep_only(inherited: Inherited) -> None:
+    """Close every descriptor that is not this rank's: a forgotten one would keep a dead peer's connection open."""
+    low = 3
+    for fd in sorted(inherited):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def _write_to(log: int) -> None:
+    for fd in (1, 2):
+        os.dup2(log, fd)
+    os.close(log)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()

@@ -1,0 +1,83 @@
+"""A job's undisturbed run: one process, one device, no peers. What every plan and every recovery is compared with.
+
+`python -m worker.reference job.json` prints {"losses": [...], "norms": [...]}, one entry per step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from orchestrator.domain import codec
+from orchestrator.domain.generation import Answer
+from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
+from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
+from orchestrator.domain.protocol import FormGeneration, FromSeed
+from orchestrator.domain.spec import CheckpointSpec, JobSpec
+
+from .data.sources import load
+from .loop import Trainer
+from .parallel.data import Messages, Posted
+from .parallel.group import ALONE, Group
+from .program import load_program
+from .progress import Unwatched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """A session of one rank: nobody to send to, and its own vote decides."""
+
+    plan: Plan
+    generation: Generation = Generation(1)
+    tp: Group = ALONE
+    pp: Group = ALONE
+    mirror_of: Rank | None = None
+    mirrored: Rank | None = None
+
+    @property
+    def seat(self) -> Seat:
+        return self.plan.seats[0]
+
+    def exchange(self, sends: Messages, receives: Messages) -> None:
+        assert not sends and not receives
+
+    def post(self, sends: Messages, receives: Messages) -> Posted:
+        raise AssertionError("a rank that is alone has nobody to send to")
+
+    def vote(self, ballot: torch.Tensor) -> torch.Tensor:
+        return ballot
+
+
+def run(spec: JobSpec, steps: int | None = None) -> list[Answer]:
+    """The first `steps` steps of the job (all of them by default), from its seed. Raises Refused, TrainingDiverged."""
+    torch.set_num_threads(1)
+    spec = replace(spec, checkpoint=CheckpointSpec(every=0))
+    program = load_program(spec.program)
+    profile = program.describe(spec)
+    device = Device(NodeId("reference"), 0)
+    stage = Stage(first=0, last=profile.num_layers, devices=(device,))
+    plan = Plan(pipelines=(Pipeline(stages=(stage,), micro_batches=tuple(range(spec.train.micro_batches))),))
+    session = Alone(plan=plan)
+    with TemporaryDirectory() as nowhere:
+        trainer = Trainer(spec, profile, program, load(spec.data), device, Unwatched(), Path(nowhere), lambda _: None)
+        trainer.restore(
+            session,
+            FormGeneration(generation=session.generation, plan=plan, addresses={}, restore=FromSeed(), committed=Step(0)),
+        )
+        answers = [trainer.step(session, Step(step)) for step in range(1, (steps or spec.train.steps) + 1)]
+        trainer.close()
+    return answers
+
+
+def main() -> None:
+    answers = run(codec.loads(JobSpec, Path(sys.argv[1]).read_bytes()))
+    print(json.dumps({"losses": [answer.loss for answer in answers], "norms": [answer.norm for answer in answers]}))
+
+
+if __name__ == "__main__":
+    main()

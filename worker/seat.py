@@ -1,0 +1,151 @@
+"""One rank's process as its host sees it: descriptors, page, log, and what is known of its life.
+
+It owns what must be closed when the process is gone. It refuses to know plans, events and supervisors.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.domain.generation import RankReport
+from orchestrator.domain.ids import Device, Generation
+from orchestrator.domain.protocol import RankExited
+
+from .logs import open_log, tail
+from .mail import BROKEN, Channel
+from .page import PageReader, create_page
+
+_LISTEN_BACKLOG = 128
+
+
+@dataclass(slots=True, kw_only=True)
+class Seat:
+    """A process on a device, from the request to fork it until its end has been told."""
+
+    number: int
+    device: Device
+    born: Generation
+    """The generation it was made for; it has no part in earlier ones."""
+    address: str
+    channel: Channel
+    page: PageReader
+    log: Path
+    log_start: int
+    requested_at: float
+    pid: int = 0
+    pidfd: int = -1
+    fork_s: float = 0.0
+    prepared: Generation = Generation(0)
+    """Last generation it was promised to."""
+    formed: Generation = Generation(0)
+    """Last generation it was told to form."""
+    reported: Generation = Generation(0)
+    """Last generation it reported for."""
+    is_finished: bool = False
+    raised: str = ""
+    doomed: str = ""
+    """Why its host kills it."""
+    gone_at: float = 0.0
+    closed_fds: bool = field(default=False, repr=False)
+
+    @property
+    def is_living(self) -> bool:
+        return not self.doomed and not self.gone_at
+
+    @property
+    def is_forked(self) -> bool:
+        return self.pid > 0
+
+    def take(self, pid: int, pidfd: int) -> None:
+        """The zygote has forked it. `pidfd` becomes this seat's."""
+        self.pid, self.pidfd = pid, pidfd
+        self.fork_s = time.monotonic() - self.requested_at
+        if self.doomed:
+            self._kill()
+
+    def kill(self, why: str) -> None:
+        """SIGKILL, exactly this process: a pidfd never means another one that was given the same number."""
+        if not self.is_living:
+            return
+        self.doomed = why
+        if self.pidfd >= 0:
+            self._kill()
+
+    def close(self) -> None:
+        if self.closed_fds:
+            return
+        self.closed_fds = True
+        self.channel.close()
+        self.page.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+
+    def exit_event(self, exit_code: int, finished: bool) -> RankExited:
+        """What its end means, read from its page, its last words and its log."""
+        message, user_error = self._meaning(exit_code, finished)
+        return RankExited(
+            device=self.device,
+            pid=self.pid,
+            exit_code=exit_code,
+            report=self._last_report(message),
+            message=message,
+            log_tail=() if exit_code == -signal.SIGKILL else tail(self.log, since=self.log_start),
+            user_error=user_error,
+            seconds_ago=time.monotonic() - self.gone_at if self.gone_at else 0.0,
+        )
+
+    def _last_report(self, cause: str) -> RankReport:
+        # Until it has reported, its last word is owed to the generation it trains, even if the next one is being prepared.
+        owes = self.formed > self.reported
+        generation = self.formed if owes else max(self.prepared, self.formed, self.reported)
+        return self.page.report(self.device, generation, cause)
+
+    def _meaning(self, exit_code: int, finished: bool) -> tuple[str, bool]:
+        if self.raised:
+            return self.raised, True
+        if self.doomed:
+            return self.doomed, False
+        if exit_code < 0:
+            return f"killed by {signal.Signals(-exit_code).name}", False
+        if exit_code == BROKEN:
+            return f"the rank's own machinery failed (exit code {exit_code}); its log says how", False
+        return f"the training program exited by itself with code {exit_code} before it was told to", not finished
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):  # it was quicker
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+
+def open_seat(
+    number: int, device: Device, generation: Generation, host_address: str, log_dir: Path
+) -> tuple[Seat, tuple[int, ...]]:
+    """A seat whose process is still to be forked, and the descriptors to fork it with: control, listener, page, log.
+
+    The descriptors are the caller's to close once they are sent. The listener is bound here, before the fork, so that its
+    address can be in the next plan without anybody waiting for the process.
+    """
+    listener = socket.create_server((host_address, 0), backlog=_LISTEN_BACKLOG)
+    ours, theirs = socket.socketpair()
+    page = create_page()
+    path = log_dir / f"{device.node}-{device.index}.log"
+    log = open_log(path)
+    host, port = listener.getsockname()[:2]
+    seat = Seat(
+        number=number,
+        device=device,
+        born=generation,
+        prepared=generation,
+        address=f"{host}:{port}",
+        channel=Channel(ours),
+        page=PageReader(page),
+        log=path,
+        log_start=os.fstat(log).st_size,
+        requested_at=time.monotonic(),
+    )
+    return seat, (theirs.detach(), listener.detach(), page, log)

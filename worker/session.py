@@ -1,0 +1,206 @@
+"""One generation as one rank sees it: its process groups, its partners, and the way out of it.
+
+Built from pure data; `open` connects to exactly the peers this rank needs and asks nobody where they are. It owns sockets
+and groups and frees them; it refuses to know steps, parameters and why a generation ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from orchestrator.domain.ids import Device, Generation, JobId, Rank
+from orchestrator.domain.layout import Move
+from orchestrator.domain.plan import Plan, Seat
+from orchestrator.domain.profile import Profile
+from orchestrator.domain.spec import Backend
+
+from .parallel.carrier import Addressed, Carrier, Handle, LinksCarrier
+from .parallel.forming import COOKIE_BYTES
+from .parallel.gloo import GlooCarrier
+from .parallel.group import Aborted, Group
+from .parallel.links import Links
+from .parallel.mesh import WORLD, Circle, Mesh, mesh
+from .parallel.nccl import NcclCarrier
+from .parallel.process_group import LinksProcessGroup
+from .parallel.world import enter_world, leave_world
+from .progress import Progress
+
+
+class Session:
+    """addresses: host:port of every device's listener. listener: this rank's own, bound; it stays the caller's.
+
+    One session is open per process at a time, because torch's registry is the process's. Everything but `abort` belongs to
+    the training thread. Every operation raises Aborted once the generation was aborted, PeerLost when a peer's
+    connection broke. Close a broken session only when told that its generation is closed: until then peers that
+    still train would read our end of file as a death.
+    """
+
+    tp: Group
+    pp: Group
+    """Its pg is usable as PipelineStage(group=...)."""
+    mirror_of: Rank | None
+    """Who mirrors what this rank owns."""
+    mirrored: Rank | None
+    """Whose intervals this rank mirrors."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        profile: Profile,
+        seat: Seat,
+        generation: Generation,
+        job: JobId,
+        listener: socket.socket,
+        addresses: Mapping[Device, str],
+        mirrors: int,
+        moves: tuple[Move, ...],
+        backend: Backend,
+        progress: Progress,
+        form_timeout_s: float = 10.0,
+    ) -> None:
+        self.plan = plan
+        self.profile = profile
+        self.seat = seat
+        self.generation = generation
+        self._job = job
+        self._listener = listener
+        self._addresses = addresses
+        self._mirrors = mirrors
+        self._moves = moves
+        self._backend = backend
+        self._progress = progress
+        self._form_timeout_s = form_timeout_s
+        self._gate = threading.RLock()
+        self._aborted = False
+        self._links: Links | None = None
+        self._carrier: Carrier | None = None
+        self._mesh: Mesh | None = None
+        self._across: Group | None = None
+        self._groups: dict[tuple[Rank, ...], Group] = {}
+
+    def open(self) -> None:
+        """Connect and make the groups. Raises NotFormed after form_timeout_s, Aborted, PeerLost; then close it."""
+        found = mesh(self.plan, self.profile, self.seat, mirrors=self._mirrors, moves=self._moves)
+        links = Links(self.seat.rank)
+        with self._gate:
+            self._links = links
+            if self._aborted:
+                links.abort()
+        self._mesh = found
+        self.mirror_of, self.mirrored = found.mirror_of, found.mirrored
+        self._progress.enter("form")
+        try:
+            links.form(
+                generation=self.generation,
+                cookie=hashlib.blake2s(self._job.encode(), digest_size=COOKIE_BYTES).digest(),
+                listener=self._listener,
+                addresses={seat.rank: self._addresses[seat.device] for seat in self.plan.seats},
+                peers=found.peers | self._introduced(),
+                timeout_s=self._form_timeout_s,
+            )
+            carrier = self._make_carrier(links)
+            with self._gate:
+                self._carrier = carrier
+                if self._aborted:
+                    raise Aborted("the generation was aborted while it formed")
+            carrier.open()
+            self.tp = self._join(carrier, found.tp)
+            self.pp = self._join(carrier, found.pp)
+            self._across = self._join(carrier, found.across) if found.across else None
+            self._groups = {circle.members: self._join(carrier, circle) for circle in found.buckets}
+        finally:
+            self._progress.leave()
+        everybody = tuple(seat.rank for seat in self.plan.seats)
+        world = LinksProcessGroup(links, label="world", channel=WORLD, members=everybody, index=self.seat.rank)
+        enter_world(self.seat.rank, world, self.pp.pg, self.pp.members)
+
+    def group(self, members: tuple[Rank, ...]) -> Group:
+        """The group of a bucket's members; the same group for the same members. Raises KeyError for any other tuple."""
+        return self._groups[members]
+
+    def exchange(self, sends: Addressed, receives: Addressed) -> None:
+        """Send and receive whole tensors, all at once; between two ranks they match in the order given on either side."""
+        self.post(sends, receives).wait()
+
+    def post(self, sends: Addressed, receives: Addressed = ()) -> Handle:
+        """Like `exchange`, waited for later. Tensors sent must not change and those received hold nothing until then."""
+        return self._opened().post(sends, receives)
+
+    def vote(self, ballot: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's ballot (float64, any shape); who sees it knows that every rank had entered.
+
+        Along the axes: tp, pp, then across pipelines; each sum in group order, so every rank gets the same bits. Where
+        pipelines differ in depth their first stages vote for them and tell the others.
+        """
+        total = ballot.detach().to(self._opened().device, copy=True)
+        self.tp.all_reduce(total)
+        self.pp.all_reduce(total)
+        if self._across is not None:
+            self._across.all_reduce(total)
+        assert self._mesh is not None
+        if not self._mesh.even and self.pp.pg is not None:
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = 0, 0
+            self.pp.pg.broadcast([total], options).wait()
+        # To the host: on an accelerator the sum has only passed once it has been read.
+        return total.to(ballot.device)
+
+    def abort(self) -> None:
+        """Make every operation of this generation raise at once. Any thread, any time, any number of times."""
+        with self._gate:
+            if self._aborted:
+                return
+            self._aborted = True
+            links, carrier = self._links, self._carrier
+        if links is not None:
+            links.abort()
+        if carrier is not None:
+            carrier.abort()
+
+    def close(self) -> None:
+        """Free sockets and groups; the listener stays open. Idempotent."""
+        with self._gate:
+            self._aborted = True
+            links, self._links = self._links, None
+            carrier, self._carrier = self._carrier, None
+        if links is None:
+            return
+        leave_world()
+        if carrier is not None:
+            carrier.close()
+        links.close()
+        self._groups = {}
+        self._across = None
+
+    def _opened(self) -> Carrier:
+        if self._carrier is None:
+            raise Aborted("this generation is closed")
+        return self._carrier
+
+    def _join(self, carrier: Carrier, circle: Circle) -> Group:
+        index = circle.members.index(self.seat.rank)
+        alone = len(circle.members) == 1
+        return Group(circle.name, circle.members, index, None if alone else carrier.group(circle, index))
+
+    def _make_carrier(self, links: Links) -> Carrier:
+        rank, world = self.seat.rank, self.plan.world_size
+        if self._backend == "gloo":
+            host = self._addresses[self.seat.device].rpartition(":")[0].strip("[]")
+            return GlooCarrier(links, rank, world, self._progress, host)
+        if self._backend == "nccl":
+            return NcclCarrier(links, rank, world, self._progress)
+        return LinksCarrier(links, rank, world, self._progress)
+
+    def _introduced(self) -> frozenset[Rank]:
+        """nccl's communicator of the whole generation is named by rank 0, who must reach everybody."""
+        if self._backend != "nccl":
+            return frozenset()
+        everybody = frozenset(seat.rank for seat in self.plan.seats)
+        return everybody - {self.seat.rank} if self.seat.rank == 0 else frozenset({Rank(0)})

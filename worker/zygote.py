@@ -1,0 +1,159 @@
+"""The process that ranks are forked from: everything a job imports, loads and sets up once, and nothing that runs.
+
+It owns its children: it forks them on request, reaps them and says how they ended. It refuses to start threads (a fork
+copies only one), to touch an accelerator, and to live without its host.
+
+    host ── {"seat": 3, "index": 0} + fds (control, listener, page, log) ──>  zygote
+         <── {"kind": "warm"}                                                   once
+         <── {"kind": "forked", "seat": 3, "pid": p} + pidfd
+         <── {"kind": "exited", "pid": p, "code": c}                            negative for a signal
+         <── {"kind": "failed", "message": m}                                   last words
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from orchestrator.domain import codec
+from orchestrator.domain.errors import EverstepError
+from orchestrator.domain.ids import Device
+from orchestrator.domain.protocol import OpenHost
+
+from . import rank
+from .data import sources
+from .loop import warm
+from .program import load_program
+
+MESSAGE_BYTES = 1 << 16
+
+
+def main() -> None:
+    """argv: the descriptor of the socket to the host, the host's pid. stdin: the OpenHost it works for."""
+    host = socket.socket(fileno=int(sys.argv[1]))
+    rank.die_with_parent(int(sys.argv[2]))
+    order = codec.loads(OpenHost, sys.stdin.buffer.read())
+    _forget_stdin()
+    try:
+        job = _warmed(order)
+    except BaseException as error:
+        _fail(host, error)
+    _say(host, kind="warm")
+    try:
+        _serve(host, job)
+    except BaseException as error:
+        _fail(host, error)
+
+
+def _warmed(order: OpenHost) -> rank.Job:
+    torch.set_num_threads(1)
+    program = load_program(order.spec.program)
+    tokens = sources.load(order.spec.data)
+    warm(order.spec, order.profile, program)
+    _require_one_thread()
+    gc.collect()
+    # What is shared with every rank is not worth walking at each collection, and walking it would unshare its pages.
+    gc.freeze()
+    return rank.Job(order=order, program=program, tokens=tokens)
+
+
+def _serve(host: socket.socket, job: rank.Job) -> NoReturn:
+    reader, writer = socket.socketpair()
+    for end in (reader, writer):
+        end.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    poller = select.poll()
+    poller.register(host, select.POLLIN)
+    poller.register(reader, select.POLLIN)
+    children: set[int] = set()
+    while True:
+        ready = {fd for fd, _ in poller.poll()}
+        if reader.fileno() in ready:
+            reader.recv(MESSAGE_BYTES)
+            _reap(host, children)
+        if host.fileno() in ready:
+            data, fds, _, _ = socket.recv_fds(host, MESSAGE_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
+            if not data:
+                _end(children)
+            request = json.loads(data)
+            me = Device(job.order.node, int(request["index"]))
+            _fork(host, job, me, int(request["seat"]), rank.Inherited(*fds), children)
+
+
+def _fork(
+    host: socket.socket, job: rank.Job, me: Device, seat: int, inherited: rank.Inherited, children: set[int]
+) -> None:
+    _require_one_thread()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        rank.main(job, me, inherited, parent)
+    children.add(pid)
+    # Taken before anybody could have reaped it: this descriptor never means another process.
+    pidfd = os.pidfd_open(pid)
+    _say(host, kind="forked", seat=seat, pid=pid, fds=[pidfd])
+    os.close(pidfd)
+    for fd in inherited:
+        os.close(fd)
+
+
+def _reap(host: socket.socket, children: set[int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        children.discard(pid)
+        _say(host, kind="exited", pid=pid, code=os.waitstatus_to_exitcode(status))
+
+
+def _end(children: set[int]) -> NoReturn:
+    """The host is gone, so nobody can want its ranks."""
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)  # ours and not reaped yet, so still this child
+    os._exit(0)
+
+
+def _fail(host: socket.socket, error: BaseException) -> NoReturn:
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    _say(host, kind="failed", message=f"{type(error).__name__}: {error}"[:2000])
+    os._exit(1)
+
+
+def _say(host: socket.socket, *, fds: list[int] | None = None, **message: object) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # the poll loop sees the same end of file and ends
+        socket.send_fds(host, [json.dumps(message).encode()], fds or [])
+
+
+def _require_one_thread() -> None:
+    """Raises EverstepError: a lock that another thread holds at the fork stays locked in the child for ever."""
+    num_threads = len(list(Path("/proc/self/task").iterdir()))
+    if num_threads != 1:
+        raise EverstepError(
+            f"the training program started {num_threads - 1} thread(s) while it was imported or warmed and ranks are "
+            "forked from one thread only; start them when the first step runs"
+        )
+
+
+def _forget_stdin() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+if __name__ == "__main__":
+    main()
