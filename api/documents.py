@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Hashable
 from typing import Any
 
@@ -48,6 +49,8 @@ def _from_json(text: str) -> Any:
         raise Refused(f"not JSON at line {error.lineno} column {error.colno}: {error.msg}") from error
     except RecursionError as error:
         raise Refused(_too_deep()) from error
+    except ValueError as error:
+        raise Refused(f"not JSON: {error}") from error
 
 
 def _from_yaml(text: str) -> Any:
@@ -61,6 +64,8 @@ def _from_yaml(text: str) -> Any:
         raise Refused(f"not YAML: {error}") from error
     except RecursionError as error:
         raise Refused(_too_deep()) from error
+    except ValueError as error:
+        raise Refused(f"not YAML: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -83,11 +88,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# Dates stay text, as in JSON; a merge key (<<) needs an alias and is then an ordinary key.
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("bool", "float", "int", "null")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+# Of YAML 1.2 the core words only, as in JSON: dates, 12:30, yes and 010 stay text, and 3e-4 is a number.
+_NUMBER = r"(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+_Loader.yaml_implicit_resolvers = {}
+for _kind, _pattern, _firsts in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)", list("-+0123456789")),
+    ("float", rf"[-+]?{_NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", list("-+.0123456789")),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), _firsts)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from orchestrator.domain.cluster import KINDS
 from orchestrator.domain.codec import decode
@@ -51,12 +51,6 @@ def load_job_file(text: str, content_type: str) -> JobSpec:
 # --- kinds of value ------------------------------------------------------------------------------------------------------
 
 
-def _not_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
-    return value
-
-
 def _has_no_spaces_around(value: str) -> str:
     if value != value.strip() or not value.isprintable():
         raise ValueError("must be printable text without spaces around it")
@@ -64,8 +58,7 @@ def _has_no_spaces_around(value: str) -> str:
 
 
 Whole = Annotated[int, Field(strict=True)]
-# Numbers may come as text: YAML 1.1 reads 3e-4 as a string.
-Real = Annotated[float, BeforeValidator(_not_bool), Field(allow_inf_nan=False)]
+Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_has_no_spaces_around)]
 Name = Annotated[
     str,

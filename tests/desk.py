@@ -1,158 +1,129 @@
-"""A desk in memory that a test plays: it keeps what the API asks, and the test says what happens to a job.
+"""The in-memory store with a test in the supervisor's chair: the API asks, and the test says what happens to a job.
 
-The smallest thing that honours ports.Desk; the store the supervisor shares is orchestrator/adapters.
+The store lives on the server's event loop once it is attached; a test calls from its own thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from orchestrator.adapters.memory import MemoryStore
 from orchestrator.domain.cluster import Node
-from orchestrator.domain.errors import Conflict, NotFound
-from orchestrator.domain.events import Command, HistoryEntry, StepRecord
+from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import JobRecord, JobState, Probing
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
 from orchestrator.jobs.status import status_of
-from orchestrator.ports import Gap, Page
+from orchestrator.ports import Commit, Gap, Page
 
 NOW = 1_790_000_000.0
-Item = HistoryEntry | StepRecord | Gap
+T = TypeVar("T")
 
 
-@dataclass
-class PlayedDesk:
-    """jobs in order of submission; every job's stream is one list whose ids are 1, 2, ..."""
+class PlayedDesk(MemoryStore):
+    """A MemoryStore; checks and broken stand in for a store in trouble."""
 
-    jobs: dict[JobId, JobRecord] = field(default_factory=dict)
-    streams: dict[JobId, list[Item]] = field(default_factory=dict)
-    commands: list[Command] = field(default_factory=list)
-    keys: dict[str, tuple[JobId, str]] = field(default_factory=dict)
-    known_nodes: tuple[Node, ...] = ()
-    checks: dict[str, str] = field(default_factory=lambda: {"store": "ok"})
-    broken: Exception | None = None
-    """Raised by every call, once set."""
-    readers: int = 0
+    def __init__(self, **caps: int) -> None:
+        super().__init__(time.time, **caps)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.checks = {"store": "ok"}
+        self.broken: Exception | None = None
+        self.readers = 0
+        term = self.now(self.acquire("test", 3600))
+        assert term is not None
+        self._test_term = term
+
+    def now(self, call: Coroutine[Any, Any, T]) -> T:
+        """Do it where the store lives, and wait."""
+        if self.loop is None or not self.loop.is_running():
+            return asyncio.run(call)
+        return asyncio.run_coroutine_threadsafe(call, self.loop).result(10)
 
     # --- what a test says --------------------------------------------------------------------------------------------
 
-    def add(self, job: str = "job-1", **changes: object) -> JobRecord:
-        record = JobRecord(id=JobId(job), spec=a_spec(), state=Probing(), created_at=NOW)
-        self.jobs[record.id] = replace(record, **changes)  # type: ignore[arg-type]
-        self.streams[record.id] = []
-        return self.jobs[record.id]
+    def write(self, **commit: Any) -> None:
+        self.now(self.commit(self._test_term, Commit(**commit)))
 
-    def become(self, job: str, state: JobState, type: str, message: str, **changes: object) -> None:
+    def set_nodes(self, *nodes: Node) -> None:
+        self.write(nodes=nodes)
+
+    def add(self, job: str = "job-1", **changes: Any) -> None:
+        record = JobRecord(id=JobId(job), spec=a_spec(), state=Probing(), created_at=NOW)
+        self.change(record, **changes)
+
+    def record(self, job: str) -> JobRecord:
+        return self.now(MemoryStore.get(self, JobId(job)))
+
+    def change(self, record: JobRecord, **changes: Any) -> None:
+        self.write(jobs={record.id: replace(record, **changes)})
+
+    def become(self, job: str, state: JobState, type: str, message: str, **changes: Any) -> None:
         """A new state and its entry in the history, at once."""
-        record = replace(self.jobs[JobId(job)], state=state, **changes)  # type: ignore[arg-type]
-        self.jobs[record.id] = record
-        self.tell(job, type, message)
+        record = replace(self.record(job), state=state, **changes)
+        self.write(jobs={record.id: record}, history=(_entry(record, type, message),))
 
     def tell(self, job: str, type: str, message: str) -> None:
-        record = self.jobs[JobId(job)]
-        entry = HistoryEntry(
-            job=record.id,
-            at=NOW + len(self.streams[record.id]),
-            type=type,
-            message=message,
-            status=status_of(record.state).value,
-            generation=record.generation,
-            step=record.committed,
-        )
-        self.streams[record.id].append(entry)
+        self.write(history=(_entry(self.record(job), type, message),))
 
-    def step(self, job: str, loss: float, seconds: float = 0.2, at: float | None = None) -> None:
+    def step(self, job: str, loss: float, seconds: float = 0.2, at: float = NOW) -> None:
         """The next step is committed."""
-        record = self.jobs[JobId(job)]
+        record = self.record(job)
         answer = Answer(step=Step(record.committed + 1), norm=1.5, losses=(loss, loss))
-        self.jobs[record.id] = replace(record, committed=answer.step, last_answer=answer, typical_step_s=seconds)
-        instant = NOW + answer.step if at is None else at
-        taken = StepRecord(
-            job=record.id, generation=record.generation, at=instant, answer=answer, tokens=1024, seconds=seconds
-        )
-        self.streams[record.id].append(taken)
+        taken = StepRecord(job=record.id, generation=record.generation, at=at, answer=answer, tokens=1024, seconds=seconds)
+        known = replace(record, committed=answer.step, last_answer=answer, typical_step_s=seconds)
+        self.write(jobs={record.id: known}, steps=(taken,))
 
-    def forget(self, job: str, count: int) -> None:
-        """The stream's cap has passed its first entries: a reader from before them is told of a gap."""
-        stream = self.streams[JobId(job)]
-        stream[:count] = [Gap(resumes_at=str(count + 1))] * count
+    @property
+    def asked(self) -> Sequence[Command]:
+        """Commands so far, submissions apart."""
+        return [command for _, command in self.now(self.commands("0", 0)) if not isinstance(command, JobSubmitted)]
 
-    # --- ports.Desk --------------------------------------------------------------------------------------------------
+    @property
+    def job_ids(self) -> list[str]:
+        return [record.id for record in self.now(MemoryStore.list(self, 1000, None)).jobs]
 
-    async def submit(self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str) -> tuple[JobId, bool]:
-        self._check()
-        if key is not None and key in self.keys:
-            known, known_hash = self.keys[key]
-            if known_hash != body_hash:
-                raise Conflict(f"key {key!r} belongs to {known}")
-            return known, False
-        self.add(job, spec=spec, created_at=at)
-        if key is not None:
-            self.keys[key] = (job, body_hash)
-        return job, True
-
-    async def command(self, command: Command) -> str:
-        self._check()
-        self.commands.append(command)
-        return str(len(self.commands))
+    # --- a desk in trouble, and how many read it ------------------------------------------------------------------------
 
     async def get(self, job: JobId) -> JobRecord:
         self._check()
-        if job not in self.jobs:
-            raise NotFound(f"job {job} does not exist")
-        return self.jobs[job]
+        return await super().get(job)
 
     async def list(self, limit: int, cursor: str | None) -> Page:
         self._check()
-        newest = [*reversed(self.jobs.values())]
-        start = int(cursor or 0)
-        more = start + limit < len(newest)
-        return Page(jobs=tuple(newest[start : start + limit]), next_cursor=str(start + limit) if more else None)
-
-    async def nodes(self) -> tuple[Node, ...]:
-        self._check()
-        return self.known_nodes
-
-    async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
-        self._check()
-        found = [(id, item) for id, item in self._after(job, after) if not isinstance(item, StepRecord)]
-        return found[:limit]
-
-    async def follow(self, job: JobId, after: str) -> AsyncIterator[tuple[str, Item]]:
-        self.readers += 1
-        try:
-            while True:
-                self._check()
-                for id, item in self._after(job, after):
-                    yield id, item
-                    after = id
-                await asyncio.sleep(0.01)
-        finally:
-            self.readers -= 1
-
-    async def steps(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, StepRecord]]:
-        self._check()
-        found = [(id, item) for id, item in self._after(job, after) if isinstance(item, StepRecord)]
-        return found[:limit]
+        return await super().list(limit, cursor)
 
     async def health(self) -> dict[str, str]:
-        self._check()
         return self.checks
 
-    def _after(self, job: JobId, after: str) -> list[tuple[str, Item]]:
-        items = self.streams.get(job, [])[int(after) :]
-        numbered = [(str(int(after) + index), item) for index, item in enumerate(items, start=1)]
-        lost = [id for id, item in numbered if isinstance(item, Gap)]
-        # However many entries are gone, the reader is told once.
-        return [(id, item) for id, item in numbered if not isinstance(item, Gap) or id == lost[-1]]
+    async def follow(self, job: JobId, after: str) -> AsyncIterator[tuple[str, HistoryEntry | StepRecord | Gap]]:
+        self.readers += 1
+        try:
+            async for item in super().follow(job, after):
+                yield item
+        finally:
+            self.readers -= 1
 
     def _check(self) -> None:
         if self.broken is not None:
             raise self.broken
+
+
+def _entry(record: JobRecord, type: str, message: str) -> HistoryEntry:
+    return HistoryEntry(
+        job=record.id,
+        at=NOW,
+        type=type,
+        message=message,
+        status=status_of(record.state).value,
+        generation=record.generation,
+        step=record.committed,
+    )
 
 
 def a_spec(name: str = "byte-gpt", steps: int = 100) -> JobSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +50,12 @@ def serve(state_dir: Path, *, port: int = 0, desk: PlayedDesk | None = None, cha
         create_app(desk, settings), host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="api", daemon=True)
+
+    async def live() -> None:
+        desk.loop = asyncio.get_running_loop()
+        await server.serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(live()), name="api", daemon=True)
     thread.start()
     eventually(lambda: server.started)
     bound = server.servers[0].sockets[0].getsockname()[1]

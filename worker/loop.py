@@ -133,7 +133,7 @@ class Trainer:
     # --- the step -------------------------------------------------------------------------------------------------------
 
     def step(self, session: Session, step: Step) -> Answer:
-        """One optimizer step; `step` is the one after what is held. Raises Aborted, PeerLost, TrainingDiverged."""
+        """One optimizer step, the one after what is held. Raises Aborted, PeerLost, TrainingDiverged, NotSaved."""
         stage, data, held, buffers = self._stage, self._data, self._holdings, self._buffers
         if stage is None or data is None or held is None or buffers is None or held.step != step - 1:
             raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
@@ -253,7 +253,7 @@ class Trainer:
         assert self._holdings is not None
         self._writer.save(Snapshot.of(self._holdings, session.generation))
         if self._holdings.step == self._spec.train.steps:
-            self._writer.flush()  # there is no next step to hide it behind
+            self._writer.finish()  # there is no next step to hide it behind, nor one that would try again
 
 
 def warm(spec: JobSpec, profile: Profile, program: Program) -> None:

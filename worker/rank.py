@@ -329,3 +329,4 @@ def _write_to(log: int) -> None:
     os.close(log)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # every thread's stack, into the log, also while the main thread hangs

@@ -277,4 +277,4 @@ def number(value: float | None, spec: str) -> str:
 
 
 def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    return Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))

@@ -48,7 +48,9 @@ async def events(
         entries = await desk.history(job_id, since or BEGINNING, limit or 100)
         return JSONResponse([_shape(id, item) for id, item in entries])
     after = last_event_id or since or BEGINNING
-    if after != BEGINNING and status_of(record.state) in TERMINAL_STATUSES and await _has_nothing(desk, job_id, after):
+    # Also refuses what is no id while an answer can still say so.
+    is_at_end = not await desk.history(job_id, after, 1) and not await desk.steps(job_id, after, 1)
+    if is_at_end and status_of(record.state) in TERMINAL_STATUSES:
         # What an EventSource takes as: do not come back.
         return Response(status_code=204)
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -84,10 +86,6 @@ async def logs(
         "X-Log-Truncated": str(chunk.is_cut).lower(),
     }
     return PlainTextResponse(chunk.text, headers=headers)
-
-
-async def _has_nothing(desk: TheDesk, job_id: TheJobId, after: str) -> bool:
-    return not await desk.history(job_id, after, 1) and not await desk.steps(job_id, after, 1)
 
 
 def _shape(id: str, item: Any) -> Any:

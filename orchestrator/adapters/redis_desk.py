@@ -149,8 +149,9 @@ class RedisDesk:
         return "ok" if read else "a value just written could not be read back; is this a cache with eviction?"
 
     async def _durability(self) -> str:
-        configured: Any = await self._clients.reads.config_get("*")
-        settings = {text(name): text(value) for name, value in configured.items()}
+        reads: Any = self._clients.reads
+        configured = [*(await reads.config_get("append*")).items(), *(await reads.config_get("maxmemory-policy")).items()]
+        settings = {text(name): text(value) for name, value in configured}
         info = await self._clients.reads.info()
         if settings.get("appendonly") != "yes":
             return "appendonly is off: a restart loses every job; set appendonly yes"

@@ -1,6 +1,6 @@
 """Domain values to JSON and back, exactly, driven by their type annotations.
 
-A value whose annotated type is a union of dataclasses carries its class name under "kind"; everything else is told by the
+A dataclass carries its class name under KIND, by which members of a union are told apart; everything else is told by the
 annotation alone. Unknown fields are ignored and missing ones take their defaults, so that a reader of the next version can
 read what the previous one wrote. The golden files under tests/ hold one of everything.
 """
@@ -12,14 +12,16 @@ import enum
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .ids import Device, NodeId
 
 T = TypeVar("T")
-KIND = "kind"
+Convert = Callable[[Any], Any]
+KIND = "$"
+"""No field can be called this; `kind` is the name of some."""
 
 
 class Undecodable(ValueError):
@@ -40,110 +42,161 @@ def loads(wanted: type[T], data: bytes | str) -> T:
 
 
 def encode(value: Any) -> Any:
-    """A domain value as JSON-able data. Dataclasses carry their class name, which unions need; a device is node/index."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value.value if isinstance(value, enum.Enum) else value
-    if isinstance(value, Device):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shaped: dict[str, Any] = {KIND: type(value).__name__}
-        for name in _encodable(type(value)):
-            shaped[name] = encode(getattr(value, name))
-        return shaped
-    if isinstance(value, Mapping):
-        return {_key(key): encode(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [encode(item) for item in value]
-    if isinstance(value, frozenset | set):
-        return sorted((encode(item) for item in value), key=json.dumps)
-    raise TypeError(f"{type(value).__name__} is not a domain value")
+    """A domain value as JSON-able data. Devices are written node/index."""
+    kind: Hashable = type(value)
+    return _encoder(kind)(value)
 
 
 def decode(wanted: Any, data: Any) -> Any:
     """The value of type `wanted` that encodes to `data`. Raises Undecodable."""
     try:
-        return _decode(wanted, data)
+        return _decoder(wanted)(data)
+    except Undecodable:
+        raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise error if isinstance(error, Undecodable) else Undecodable(f"{wanted}: {error}") from error
+        raise Undecodable(f"{wanted}: {error}") from error
 
 
-def _decode(wanted: Any, data: Any) -> Any:
+# --- encoders, one per type of value --------------------------------------------------------------------------------------
+
+
+@cache
+def _encoder(kind: Any) -> Convert:
+    if issubclass(kind, enum.Enum):
+        return lambda value: value.value
+    if issubclass(kind, bool | int | float | str | types.NoneType):
+        return _same
+    if kind is Device:
+        return str
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_encoder(kind)
+    if issubclass(kind, Mapping):
+        return lambda value: {str(key): encode(item) for key, item in value.items()}
+    if issubclass(kind, tuple | list):
+        return lambda value: [encode(item) for item in value]
+    if issubclass(kind, frozenset | set):
+        return lambda value: sorted((encode(item) for item in value), key=json.dumps)
+    raise TypeError(f"{kind.__name__} is not a domain value")
+
+
+def _dataclass_encoder(kind: type) -> Convert:
+    name, fields = kind.__name__, _fields(kind)
+
+    def convert(value: Any) -> Any:
+        shaped: dict[str, Any] = {KIND: name}
+        for field in fields:
+            item = getattr(value, field)
+            shaped[field] = encode(item)
+        return shaped
+
+    return convert
+
+
+# --- decoders, one per annotation -----------------------------------------------------------------------------------------
+
+
+@cache
+def _decoder(wanted: Any) -> Convert:
     if isinstance(wanted, typing.NewType):
-        return _decode(wanted.__supertype__, data)
+        return _decoder(wanted.__supertype__)
+    if wanted in (Any, object, None, types.NoneType):
+        return _same
     origin, args = get_origin(wanted), get_args(wanted)
-    if wanted is Any or wanted is object or wanted is None or wanted is type(None):
-        return data
     if origin in (Union, types.UnionType):
-        return _decode_union(args, data)
+        return _union_decoder(args)
     if origin is Literal:
+        return _literal_decoder(args)
+    if origin is tuple:
+        return _tuple_decoder(args)
+    if origin in (list, frozenset, set):
+        item = _decoder(args[0])
+        return lambda data: origin(map(item, _checked(data, list)))
+    if origin is not None and issubclass(origin, Mapping):
+        key, item = _key_decoder(args[0]), _decoder(args[1])
+        return lambda data: {key(name): item(value) for name, value in _checked(data, dict).items()}
+    if wanted is Device:
+        return _device
+    if dataclasses.is_dataclass(wanted):
+        return _dataclass_decoder(wanted)
+    if issubclass(wanted, enum.Enum):
+        return typing.cast(Convert, wanted)
+    if wanted is float:
+        return lambda data: float(_checked(data, int | float))
+    return lambda data: _checked(data, wanted)
+
+
+def _union_decoder(members: tuple[Any, ...]) -> Convert:
+    tagged = [member for member in members if dataclasses.is_dataclass(member) and member is not Device]
+    kinds: dict[str, Any] = {getattr(member, "__name__", ""): member for member in tagged}
+    others = [member for member in members if member is not types.NoneType and member not in tagged]
+    has_none = types.NoneType in members
+
+    def convert(data: Any) -> Any:
+        if data is None and has_none:
+            return None
+        if isinstance(data, dict) and data.get(KIND) in kinds:
+            # Looked up when needed: a union may contain itself.
+            return _decoder(kinds[data[KIND]])(data)
+        if others:
+            return _decoder(others[0])(data)
+        raise Undecodable(f"{data!r} is none of {', '.join(kinds)}")
+
+    return convert
+
+
+def _dataclass_decoder(wanted: Any) -> Convert:
+    hints = get_type_hints(wanted)
+    fields = _fields(wanted)
+
+    def convert(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise Undecodable(f"{data!r} is not a {wanted.__name__}")
+        return wanted(**{name: _decoder(hints[name])(data[name]) for name in fields if name in data})
+
+    return convert
+
+
+def _tuple_decoder(args: tuple[Any, ...]) -> Convert:
+    if len(args) == 2 and args[1] is Ellipsis:
+        item = _decoder(args[0])
+        return lambda data: tuple(map(item, _checked(data, list)))
+    items = [_decoder(arg) for arg in args]
+    return lambda data: tuple(item(value) for item, value in zip(items, _checked(data, list), strict=True))
+
+
+def _literal_decoder(args: tuple[Any, ...]) -> Convert:
+    def convert(data: Any) -> Any:
         if data not in args:
             raise Undecodable(f"{data!r} is not one of {args}")
         return data
-    if origin is tuple:
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_decode(args[0], item) for item in data)
-        if len(args) != len(data):
-            raise Undecodable(f"{len(data)} items where {len(args)} belong")
-        return tuple(_decode(arg, item) for arg, item in zip(args, data, strict=True))
-    if origin in (list, frozenset, set):
-        return origin(_decode(args[0], item) for item in data)
-    if origin is not None and issubclass(origin, Mapping):
-        return {_unkey(args[0], key): _decode(args[1], item) for key, item in data.items()}
-    if wanted is Device:
-        return _device(data)
-    if dataclasses.is_dataclass(wanted):
-        return _decode_dataclass(wanted, data)
-    if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
-        return wanted(data)
-    if wanted is float and isinstance(data, int):
-        return float(data)
-    if isinstance(wanted, type) and isinstance(data, wanted):
-        return data
-    raise Undecodable(f"{data!r} is not {wanted}")
+
+    return convert
 
 
-def _decode_union(members: tuple[Any, ...], data: Any) -> Any:
-    if data is None and type(None) in members:
-        return None
-    if isinstance(data, dict) and KIND in data:
-        for member in members:
-            if dataclasses.is_dataclass(member) and getattr(member, "__name__", "") == data[KIND]:
-                return _decode_dataclass(member, data)
-    for member in members:
-        if not dataclasses.is_dataclass(member) and member is not type(None):
-            return _decode(member, data)
-    raise Undecodable(f"{data!r} is none of {[getattr(m, '__name__', m) for m in members]}")
-
-
-def _decode_dataclass(wanted: Any, data: Any) -> Any:
-    hints = _hints(wanted)
-    return wanted(**{name: _decode(hints[name], data[name]) for name in _encodable(wanted) if name in data})
-
-
-@cache
-def _encodable(wanted: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(wanted) if field.init)
-
-
-@cache
-def _hints(wanted: type) -> dict[str, Any]:
-    return get_type_hints(wanted)
-
-
-def _key(key: Any) -> str:
-    return str(key)
-
-
-def _unkey(wanted: Any, key: str) -> Any:
+def _key_decoder(wanted: Any) -> Convert:
     if isinstance(wanted, typing.NewType):
-        return _unkey(wanted.__supertype__, key)
+        return _key_decoder(wanted.__supertype__)
     if wanted is Device:
-        return _device(key)
-    if isinstance(wanted, type) and issubclass(wanted, int):
-        return wanted(key)
-    return key
+        return _device
+    return int if wanted is int else _same
 
 
-def _device(text: str) -> Device:
-    node, _, index = text.rpartition("/")
+def _device(text: Any) -> Device:
+    node, slash, index = _checked(text, str).rpartition("/")
+    if not slash:
+        raise Undecodable(f"{text!r} is not node/index")
     return Device(NodeId(node), int(index))
+
+
+def _checked(data: Any, wanted: Any) -> Any:
+    if not isinstance(data, wanted) or (isinstance(data, bool) and wanted is not bool):  # a bool is an int to Python
+        raise Undecodable(f"{data!r} is not {wanted}")
+    return data
+
+
+def _fields(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
+
+
+def _same(value: Any) -> Any:
+    return value

@@ -223,7 +223,7 @@ class JobRecord:
     target: Plan | None = None
     """A larger plan whose hosts are being warmed while the job trains on."""
     avoided: frozenset[NodeId] = frozenset()
-    """Nodes whose host was given up without proof that it ended: used again only where nothing else fits."""
+    """Nodes not to plan with for now: their host was given up and is being closed, or could not be started."""
     pids: Mapping[Device, int] = field(default_factory=dict)
     listeners: Mapping[Device, str] = field(default_factory=dict)
     """host:port of each of these processes, for as long as it lives."""

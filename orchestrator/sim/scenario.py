@@ -1,4 +1,4 @@
-"""What a seed stands for: a cluster, the jobs on it, and which kinds of trouble they meet. Also the mathematics to expect."""
+"""What a seed stands for: a cluster, its jobs, and which kinds of trouble they meet. Also the mathematics to expect."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _job(rng: Random, number: int, devices: int, steps: int | None) -> JobSpec:
         program="causal_lm",
         data=DataSpec(files=("*.txt",)),
         train=TrainSpec(
-            steps=steps or rng.randint(20, 60), micro_batches=micro_batches, micro_batch_size=1, sequence=8, seed=number
+            steps=steps or rng.randint(30, 120), micro_batches=micro_batches, micro_batch_size=1, sequence=8, seed=number
         ),
         parallel=ParallelSpec(tp=tp if fits else None, pp=pp if fits else None),
         checkpoint=CheckpointSpec(every=rng.choice((0, 5, 10, 25))),

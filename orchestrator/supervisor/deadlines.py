@@ -18,6 +18,8 @@ FORM_S = 60.0
 """Connecting, restoring and the first step's warm-up."""
 REPORT_MARGIN_S = 1.5
 """Beyond leave_s, after which a host kills a rank that has not left and reports it as exited."""
+RETRY_S = 10.0
+"""Before a host is asked for again on a node where one ended or could not be started."""
 STOP_S = 20.0
 ISOLATION_MARGIN_S = 60.0
 """Beyond max_isolation_s, after which hosts that nobody can reach have ended their ranks by themselves."""
@@ -34,14 +36,19 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
                 return {f"form:{forming.generation}": FORM_S}
             return {f"open:{forming.generation}": OPEN_S}
         case Running(generation=generation, plan=plan):
-            isolated = _isolated(record, generation) if record.unreachable >= set(plan.nodes) else {}
-            return {**isolated, f"grow:{generation}": OPEN_S} if record.target else isolated
+            found = _retry(record, generation)
+            if record.unreachable >= set(plan.nodes):
+                found.update(_isolated(record, generation))
+            if record.target is not None:
+                found[f"grow:{generation}"] = OPEN_S
+            return found
         case Reforming(closing=closing, forming=next_one):
-            found: dict[str, float] = {}
+            found = _retry(record, closing.generation) if next_one is None else {}
             if closing.settlement is None:
-                if not has_left(closing, state.lost):
-                    return _isolated(record, closing.generation)
-                found[f"settle:{closing.generation}"] = record.spec.recovery.leave_s + REPORT_MARGIN_S
+                if has_left(closing, state.lost):
+                    found[f"settle:{closing.generation}"] = record.spec.recovery.leave_s + REPORT_MARGIN_S
+                else:
+                    found.update(_isolated(record, closing.generation))
             elif next_one and next_one.formed:
                 found[f"form:{next_one.generation}"] = FORM_S
             elif next_one:
@@ -59,6 +66,10 @@ def has_left(closing: Closing, lost: frozenset[Device]) -> bool:
     return bool(closing.reports or lost)
 
 
-def _isolated(record: JobRecord, generation: Generation) -> Mapping[str, float]:
+def _retry(record: JobRecord, generation: Generation) -> dict[str, float]:
+    return {f"retry:{generation}": RETRY_S} if record.avoided - record.hosts else {}
+
+
+def _isolated(record: JobRecord, generation: Generation) -> dict[str, float]:
     allowed = record.spec.recovery.max_isolation_s
     return {f"isolated:{generation}": allowed + ISOLATION_MARGIN_S} if allowed else {}

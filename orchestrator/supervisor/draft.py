@@ -113,9 +113,12 @@ class Draft:
     # --- what is known of hosts -------------------------------------------------------------------------------------------
 
     def forget_host(self, node: NodeId) -> None:
-        """Nothing it was asked is owed any more, and its processes are gone with it."""
+        self.set(hosts=self.record.hosts - {node})
+        self.forget_processes(node)
+
+    def forget_processes(self, node: NodeId) -> None:
+        """Nothing the host on `node` was asked is owed any more, and its ranks count no longer."""
         self.set(
-            hosts=self.record.hosts - {node},
             warm=self.record.warm - {node},
             unreachable=self.record.unreachable - {node},
             pids={device: pid for device, pid in self.record.pids.items() if device.node != node},
@@ -128,6 +131,11 @@ class Draft:
             pids={d: pid for d, pid in self.record.pids.items() if d != device},
             listeners={d: at for d, at in self.record.listeners.items() if d != device},
         )
+
+    @property
+    def trusted_hosts(self) -> frozenset[NodeId]:
+        """Those that have not been given up."""
+        return self.record.hosts - self.record.avoided
 
     def next_generation(self) -> Generation:
         return Generation(self.record.generation + 1)

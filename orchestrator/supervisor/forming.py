@@ -56,7 +56,7 @@ def open_host(draft: Draft, node: NodeId) -> None:
 def host_opened(draft: Draft, node: NodeId) -> None:
     if node in draft.record.warm:
         return  # told again
-    draft.set(warm=draft.record.warm | {node}, avoided=draft.record.avoided - {node})
+    draft.set(warm=draft.record.warm | {node})
     forming = current_forming(draft)
     if forming and node in forming.plan.nodes:
         _prepare(draft, forming, node)

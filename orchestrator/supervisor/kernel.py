@@ -254,8 +254,8 @@ def _host_said(draft: Draft, said: HostSaid) -> None:
     if node in draft.record.unreachable:
         draft.set(unreachable=draft.record.unreachable - {node})
         draft.say("contact_restored", f"{node} answers again")
-    if node not in draft.record.hosts:
-        return  # a host given up earlier
+    if node not in draft.trusted_hosts:
+        return  # it was given up
     match said.event:
         case HostOpened():
             host_opened(draft, node)
@@ -307,6 +307,8 @@ def _host_lost(draft: Draft, lost: HostLost) -> None:
         if is_gone:
             host_closed(draft, lost.node)
         return
+    if lost.node in draft.record.avoided and not is_gone:
+        return  # it is being closed
     if not is_gone and lost.node not in suspects(draft):
         if lost.node not in draft.record.unreachable:
             draft.set(unreachable=draft.record.unreachable | {lost.node})
@@ -327,6 +329,8 @@ def _deadline_passed(draft: Draft, key: str) -> None:
             give_up_waiting(draft)
         case "grow":
             _give_up_growing(draft)
+        case "retry":
+            draft.set(avoided=draft.record.avoided & draft.record.hosts)
         case "open" | "prepare":
             _give_up_on_slow_hosts(draft)
         case "form":
@@ -378,7 +382,7 @@ def _plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
             draft.become(replace(state, waiting=result.reason))
             draft.say("waiting", f"{result.reason}; survivors keep step {draft.record.committed} in memory")
         return
-    if not draft.usable >= set(result.devices):
+    if not draft.usable >= set(result.devices) or draft.record.avoided & set(result.nodes):
         draft.set(considered=frozenset())  # the cluster changed meanwhile: ask again
         return
     if isinstance(state, Queued) or (isinstance(state, Reforming) and state.forming is None):
@@ -397,8 +401,11 @@ def _warm_up_to(draft: Draft, plan: Plan) -> None:
 
 def _want_devices(draft: Draft, kinds: Mapping[NodeId, str]) -> None:
     """Ask for a plan where one could be better than what there is, and move to a larger one that is ready."""
-    record, state = draft.record, draft.state
+    lost = draft.record.avoided - set(draft.num_devices)
+    if lost:  # should they come back, they are new machines
+        draft.set(avoided=draft.record.avoided - lost)
     _grow_if_warm(draft)
+    record, state = draft.record, draft.state
     if record.profile is None or record.planning or not isinstance(draft.state, Queued | Running | Reforming):
         return
     usable = draft.usable
@@ -414,8 +421,7 @@ def _want_devices(draft: Draft, kinds: Mapping[NodeId, str]) -> None:
             considered = considered | set(plan.devices)
             options = [trusted] if record.target is None else []
         case Reforming(forming=None):
-            # What is warm takes a blink, what is not takes seconds, and what was given up may take for ever.
-            options = [draft.warm_devices(usable), trusted, usable]
+            options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
         case _:
             return
     for devices in options:

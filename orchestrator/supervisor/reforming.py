@@ -10,7 +10,7 @@ from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Cause, Closing, Failed, Fault, Incident, Reforming, Running, Starting
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import CloseGeneration
+from orchestrator.domain.protocol import CloseGeneration, CloseHost
 from orchestrator.recovery.settle import settle
 
 from .draft import Draft
@@ -78,7 +78,7 @@ def begin_reform(
         cause=fault.cause,
         lost=[str(device) for device in sorted(lost)],
     )
-    for node in sorted({device.node for device in members} & draft.record.hosts):
+    for node in sorted({device.node for device in members} & draft.trusted_hosts):
         draft.call(node, CloseGeneration(generation=generation))
     _choose_next(draft, plan, target)
     try_settle(draft)
@@ -101,7 +101,7 @@ def _choose_next(draft: Draft, plan: Plan, target: Plan | None) -> None:
     """Rung 1 of the ladder needs no planning: every node is there, so the same plan is formed again."""
     if target is not None:
         begin_forming(draft, target)
-    elif all(node in draft.record.hosts for node in plan.nodes) and draft.usable >= set(plan.devices):
+    elif draft.trusted_hosts >= set(plan.nodes) and draft.usable >= set(plan.devices):
         begin_forming(draft, replace(plan, reason=f"same plan, lost ranks are forked again: {plan.describe()}"))
 
 
@@ -142,13 +142,17 @@ def rank_exited(draft: Draft, device: Device, report: RankReport, fault: Fault) 
 
 
 def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) -> None:
-    """A host's process is known to have ended, and its ranks with it; or it is given up and must not come back unasked."""
+    """A host's process is known to have ended, and its ranks with it; or it is given up, and closed when it can be reached."""
     if not isinstance(draft.state, Running | Starting | Reforming):
         return  # the job ended with an earlier one
     had = frozenset(device for device in draft.record.pids if device.node == node)
-    draft.forget_host(node)
-    if not is_gone:
+    if not is_gone or node not in draft.record.warm:
         draft.set(avoided=draft.record.avoided | {node})
+    draft.forget_processes(node)
+    if is_gone:
+        draft.set(hosts=draft.record.hosts - {node})
+    else:
+        draft.call(node, CloseHost())
     state = draft.state
     if isinstance(state, Running) and node in state.plan.nodes:
         begin_reform(draft, fault, lost=frozenset(d for d in state.plan.devices if d.node == node))

@@ -15,10 +15,9 @@ def stop(draft: Draft, outcome: Outcome) -> None:
     """Close every host and keep `outcome` until they are closed; a second outcome changes nothing."""
     if draft.is_over or isinstance(draft.state, Stopping):
         return
-    # Hosts that were given up may live on, and this is the last time that anybody speaks to them.
-    hosts = draft.record.hosts | draft.record.avoided
+    hosts = draft.record.hosts
     # What was asked for and not done yet is moot; the closing below is what counts.
-    draft.set(hosts=hosts, outbox={}, target=None, planning=False)
+    draft.set(outbox={}, target=None, planning=False)
     draft.effects.clear()
     draft.become(Stopping(outcome=outcome, open_hosts=hosts))
     if not hosts:
@@ -31,6 +30,7 @@ def stop(draft: Draft, outcome: Outcome) -> None:
 
 def host_closed(draft: Draft, node: NodeId) -> None:
     draft.forget_host(node)
+    draft.set(avoided=draft.record.avoided - {node})
     state = draft.state
     if isinstance(state, Stopping):
         left = state.open_hosts - {node}

@@ -19,7 +19,7 @@ from api.client import ApiError, Client, EventView, GapView, StepView, Unreachab
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import Unavailable
 from orchestrator.domain.events import CancelRequested, FaultKind, FaultRequested, NodeRequested
-from orchestrator.domain.ids import Device, Generation, NodeId, Step
+from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import (
     Cancelled,
     Cause,
@@ -32,7 +32,7 @@ from orchestrator.domain.job import (
     Running,
     Succeeded,
 )
-from tests.desk import NOW, a_plan, first_generation
+from tests.desk import NOW, PlayedDesk, a_plan, first_generation
 from tests.served import Served, eventually, serve
 
 pytestmark = pytest.mark.timeout(120)
@@ -100,7 +100,7 @@ def test_a_repeated_key_replays_the_first_answer_and_makes_no_second_job(served:
     assert (first.status_code, again.status_code) == (201, 200)
     assert again.json() == first.json()
     assert "idempotency-replayed" not in first.headers and again.headers["idempotency-replayed"] == "true"
-    assert len(served.desk.jobs) == 1
+    assert len(served.desk.job_ids) == 1
 
 
 def test_a_key_used_for_another_job_is_refused(served: Served, http: httpx2.Client) -> None:
@@ -109,7 +109,7 @@ def test_a_key_used_for_another_job_is_refused(served: Served, http: httpx2.Clie
     answer = http.post("/api/v1/jobs", json=a_file(steps=101), headers=headers)
     assert answer.status_code == 422 and answer.json()["type"] == "urn:everstep:problem:key-reused"
     assert http.post("/api/v1/jobs", json=a_file(), headers={"Idempotency-Key": "k" * 256}).status_code == 422
-    assert len(served.desk.jobs) == 1
+    assert len(served.desk.job_ids) == 1
 
 
 def test_a_bad_field_is_named_with_its_value_and_range_and_nothing_is_recorded(served: Served, http: httpx2.Client) -> None:
@@ -126,7 +126,7 @@ def test_a_bad_field_is_named_with_its_value_and_range_and_nothing_is_recorded(s
         }
     ]
     assert problem["request_id"] == answer.headers["x-request-id"]
-    assert not served.desk.jobs
+    assert not served.desk.job_ids
 
 
 # --- every error is a problem --------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_a_page_of_another_origin_changes_nothing(served: Served, http: httpx2.C
     running(served)
     answer = http.post(f"/api/v1/jobs/{JOB}:cancel", headers={"Origin": "http://127.0.0.1:1"})
     assert answer.status_code == 403 and answer.json()["type"].endswith(":origin")
-    assert not served.desk.commands
+    assert not served.desk.asked
     assert http.post(f"/api/v1/jobs/{JOB}:cancel", headers={"Origin": served.url}).status_code == 202
 
 
@@ -287,8 +287,7 @@ def test_a_loss_that_is_no_number_is_null(served: Served, http: httpx2.Client) -
 
 def test_metrics_keep_a_step_that_was_run_again_under_its_generation(served: Served, client: Client) -> None:
     running(served, steps=3)
-    record = served.desk.jobs[served.desk.jobs[JOB].id]  # type: ignore[index]
-    served.desk.jobs[record.id] = replace(record, committed=Step(1), generation=Generation(2))
+    served.desk.change(served.desk.record(JOB), committed=Step(1), generation=Generation(2))
     served.desk.step(JOB, loss=4.0)
     steps = client.metrics(JOB)
     assert [(step.generation, step.step) for step in steps] == [(1, 1), (1, 2), (1, 3), (2, 2)]
@@ -304,7 +303,7 @@ def test_cancel_is_recorded_and_an_ended_job_refuses_it(served: Served, client: 
     running(served)
     client.cancel(JOB)
     client.cancel(JOB)
-    assert served.desk.commands == [CancelRequested(job=served.desk.jobs[JOB].id)] * 2  # type: ignore[index]
+    assert served.desk.asked == [CancelRequested(job=JobId(JOB))] * 2
     served.desk.become(JOB, Cancelled(at=NOW), "ended", "cancelled")
     with pytest.raises(ApiError, match="is over \\(CANCELLED\\)") as caught:
         client.cancel(JOB)
@@ -312,10 +311,10 @@ def test_cancel_is_recorded_and_an_ended_job_refuses_it(served: Served, client: 
 
 
 def test_nodes_are_listed_and_added(served: Served, client: Client) -> None:
-    served.desk.known_nodes = (Node(id=NodeId("node-1"), kind="H100", num_devices=2),)
+    served.desk.set_nodes(Node(id=NodeId("node-1"), kind="H100", num_devices=2))
     assert [(node.id, node.status) for node in client.nodes()] == [("node-1", "UP")]
     client.add_node("B200", 4)
-    assert served.desk.commands == [NodeRequested(kind="B200", num_devices=4)]
+    assert served.desk.asked == [NodeRequested(kind="B200", num_devices=4)]
     with pytest.raises(ApiError, match="kind is 'B300': must be one of"):
         client.add_node("B300")
 
@@ -323,16 +322,16 @@ def test_nodes_are_listed_and_added(served: Served, client: Client) -> None:
 def test_faults_name_what_they_kill(served: Served, client: Client) -> None:
     running(served)
     up, lost = (Node(id=NodeId(name), kind="H100", num_devices=2) for name in ("node-1", "node-2"))
-    served.desk.known_nodes = (up, replace(lost, status=NodeStatus.LOST))
+    served.desk.set_nodes(up, replace(lost, status=NodeStatus.LOST))
     client.kill_rank(JOB, 7)
     client.kill_node("node-1")
-    assert [(item.fault, item.rank, item.node) for item in served.desk.commands if isinstance(item, FaultRequested)] == [
+    assert [(item.fault, item.rank, item.node) for item in served.desk.asked if isinstance(item, FaultRequested)] == [
         (FaultKind.KILL_RANK, 7, None),
         (FaultKind.KILL_NODE, None, "node-1"),
     ]
     for call, status, words in (
         (lambda: client.kill_rank(JOB, 8), 422, "must be 0..7 in generation 1"),
-        (lambda: client.kill_rank("job-x", 0), 404, "does not exist"),
+        (lambda: client.kill_rank("job-x", 0), 404, "there is no job job-x"),
         (lambda: client.kill_node("node-9"), 404, "nodes: node-1, node-2"),
         (lambda: client.kill_node("node-2"), 409, "is LOST already"),
     ):
@@ -346,7 +345,7 @@ def test_faults_are_refused_unless_enabled_and_the_refusal_says_how(tmp_path: Pa
         running(served)
         with pytest.raises(ApiError, match="everstep up --chaos") as caught:
             client.kill_rank(JOB, 0)
-        assert caught.value.status == 403 and not served.desk.commands
+        assert caught.value.status == 403 and not served.desk.asked
 
 
 # --- event streams -------------------------------------------------------------------------------------------------------
@@ -379,14 +378,21 @@ def test_a_reader_resumes_after_its_last_id(served: Served, http: httpx2.Client)
         assert [next(events).id for _ in range(2)] == ["3", "4"]
 
 
-def test_a_reader_that_fell_behind_is_told_of_the_gap(served: Served, client: Client) -> None:
-    running(served, steps=4)
-    served.desk.forget(JOB, 3)
-    served.desk.become(JOB, Succeeded(at=NOW), "ended", "done")
-    seen = list(client.events(JOB))
-    assert isinstance(seen[0], GapView) and seen[0].resumes_at == "4"
-    assert [item.id for item in seen[1:]] == ["4", "5", "6"]
-    assert client.history(JOB)[0] == seen[0]
+def test_a_reader_that_fell_behind_is_told_of_the_gap(tmp_path: Path) -> None:
+    with serve(tmp_path, desk=PlayedDesk(history_cap=1, steps_cap=2)) as served, Client(served.url) as client:
+        running(served, steps=4)
+        served.desk.become(JOB, Succeeded(at=NOW), "ended", "done")
+        seen = list(client.events(JOB))
+        gaps = [item.resumes_at for item in seen if isinstance(item, GapView)]
+        assert gaps == ["4", "6"], "one of the steps, one of the history"
+        assert [item.id for item in seen if not isinstance(item, GapView)] == ["4", "5", "6"]
+        assert [type(item) for item in client.history(JOB)] == [GapView, EventView]
+
+
+def test_an_id_that_is_none_is_refused_before_the_stream_begins(served: Served, http: httpx2.Client) -> None:
+    running(served)
+    answer = http.get(f"/api/v1/jobs/{JOB}/events", headers={"Last-Event-ID": "what", "Accept": "text/event-stream"})
+    assert answer.status_code == 422 and answer.headers["content-type"] == PROBLEM
 
 
 def test_a_reader_that_had_seen_the_end_is_told_not_to_come_back(
@@ -402,8 +408,7 @@ def test_a_reader_that_had_seen_the_end_is_told_not_to_come_back(
 
 def test_a_stream_ends_when_the_job_is_over_even_without_a_terminal_event(served: Served, http: httpx2.Client) -> None:
     running(served)
-    record = served.desk.jobs[JOB]  # type: ignore[index]
-    served.desk.jobs[record.id] = replace(record, state=Succeeded(at=NOW))
+    served.desk.change(served.desk.record(JOB), state=Succeeded(at=NOW))
     assert "trains" in http.get(f"/api/v1/jobs/{JOB}/events", headers={"Accept": "text/event-stream"}).text
 
 

@@ -199,6 +199,9 @@ class Supervisor:
     async def until(self, holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not holds():
+            for poll in self.polls:
+                if poll.done() and not poll.cancelled():
+                    poll.result()
             assert time.monotonic() < deadline, [event for _, event in self.events if not isinstance(event, StepsPassed)]
             await asyncio.sleep(0.001)
 
@@ -251,7 +254,7 @@ def descriptors() -> list[str]:
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rank_processes import COOKIE, Child, Ranks, run_all, tell
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -22,8 +23,6 @@ from worker.parallel.group import Aborted, Group, PeerLost
 from worker.parallel.links import Links
 from worker.parallel.process_group import LinksProcessGroup
 from worker.parallel.world import enter_world, leave_world
-
-from rank_processes import COOKIE, Child, Ranks, run_all, tell
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -322,7 +321,7 @@ def test_a_wrong_length_names_the_sender_and_both_lengths() -> None:
     assert "rank 0 sent 12 bytes" in message and "16 were expected" in message
 
 
-# --- forming -----------------------------------------------------------------------------------------------------------------
+# --- forming -------------------------------------------------------------------------------------------------------------
 
 
 def form(rank: int, listener: socket.socket, addresses: dict[Rank, str], generation: int, timeout_s: float) -> Links:
@@ -447,7 +446,7 @@ def test_abort_ends_forming_at_once(listeners: list[socket.socket]) -> None:
     links.close()
 
 
-# --- torch's pipelining ------------------------------------------------------------------------------------------------------
+# --- torch's pipelining --------------------------------------------------------------------------------------------------
 
 
 def layers() -> list[nn.Module]:

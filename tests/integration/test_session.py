@@ -1,4 +1,4 @@
-"""A generation's session in real processes: groups, partners, the vote, every way out, and many generations in one process."""
+"""A generation's session in real processes: groups, partners, the vote, every way out, many generations in one process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import resource
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -346,29 +347,57 @@ def test_a_killed_rank_is_replaced_by_a_new_process_on_the_same_plan() -> None:
         assert len({*ranks.results()}) == 1
 
 
-def reopen(child: Child, plan: Plan, count: int) -> Any:
+def reopen(child: Child, plan: Plan, backend: str, count: int) -> Any:
     counts = []
     for generation in range(1, count + 1):
-        session = a_session(child, plan, generation=generation)
+        session = a_session(child, plan, generation=generation, backend=backend)
         session.open()
         one_step(session)
         session.vote(torch.zeros(1, dtype=torch.float64))
-        if generation % 3 == 0:
+        if generation % 3 == 0 and backend == "links":
             session.abort()
         session.close()
         if generation in (20, count):
             gc.collect()
-            counts.append((len(os.listdir("/proc/self/fd")), threading.active_count(), _resident_kib()))
+            counts.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), _resident_kib()))
     return counts
 
 
 def _resident_kib() -> int:
-    pages = int(open("/proc/self/statm").read().split()[1])
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() // 1024
 
 
 def test_many_generations_in_one_process_leave_nothing_behind() -> None:
-    for early, late in run_all(4, reopen, a_plan(2, 2, tp=1), 200):
+    for early, late in run_all(4, reopen, a_plan(2, 2, tp=1), "links", 200):
         print(f"\nafter 20 generations {early}, after 200 {late} (fds, threads, KiB resident)")
         assert late[0] <= early[0] and late[1] <= early[1]
         assert late[2] - early[2] < 2048
+
+
+def test_generations_on_gloo_leave_nothing_behind_when_closed_in_good_order() -> None:
+    for early, late in run_all(2, reopen, a_plan(2, tp=1), "gloo", 40):
+        assert late[0] <= early[0] and late[1] <= early[1]
+
+
+def lose_a_peer_on_gloo(child: Child, plan: Plan) -> Any:
+    session = a_session(child, plan, backend="gloo")
+    session.open()
+    session.vote(torch.zeros(1, dtype=torch.float64))
+    tell(child, "open")
+    if child.rank == 1:
+        time.sleep(60)
+    with pytest.raises(PeerLost) as caught:
+        session.pp.all_reduce(torch.ones(4))
+    at = time.monotonic()
+    session.close()
+    return caught.value.rank, at
+
+
+def test_on_gloo_a_killed_peer_is_named_by_its_link() -> None:
+    with Ranks(2, lose_a_peer_on_gloo, a_plan(2, tp=1)) as ranks:
+        assert ranks.receive(0) == ranks.receive(1) == "open"
+        time.sleep(0.1)
+        killed = ranks.kill(1)
+        rank, at = ranks.receive(0, 20)
+    assert rank == 1 and at - killed < 1.0

@@ -366,6 +366,17 @@ def test_the_last_step_is_saved_before_the_step_returns(tmp_path: Path) -> None:
     )
 
 
+def test_a_final_state_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    spec = replace(SPEC, train=replace(SPEC.train, steps=2), checkpoint=CheckpointSpec(every=1))
+    plan = a_plan(([0, 6], [0, 1, 2, 3]))
+    (tmp_path / "file").write_text("not a directory")
+    with ranks(spec, plan, tmp_path / "file") as group:
+        (said,) = group.run(plan, 1, FromSeed(), 2).values()
+    assert len(said.answers) == 1, "an earlier checkpoint that cannot be written stops nothing"
+    assert "the final state could not be written" in said.error
+    assert said.report.held == Held(generation=Generation(1), step=Step(2))
+
+
 def test_survivors_of_a_lost_node_go_on_under_a_smaller_plan_and_grow_again(tmp_path: Path) -> None:
     reference = run(SPEC, 12)
     with ranks(SPEC, TP2_PP2_DP2, tmp_path) as group:

@@ -54,7 +54,7 @@ def an_order(tmp_path: Path) -> OpenHost:
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -92,7 +92,7 @@ def test_forks_hold_only_their_own_and_their_ends_are_told(tmp_path: Path) -> No
                 assert (forked["kind"], forked["seat"]) == ("forked", number)
                 pid = forked["pid"]
                 # Two threads: it has closed what is not its own and begun to obey.
-                await until(lambda pid=pid: len(list(Path(f"/proc/{pid}/task").iterdir())) == 2)  # type: ignore[misc]
+                await until(lambda pid=pid: len(list(Path(f"/proc/{pid}/task").iterdir())) == 2)
                 assert open_files(pid).count("socket") == 2  # control and listener: not the zygote's, not another rank's
                 assert [name for name in open_files(pid) if "memfd" in name or "pidfd" in name] == ["/memfd"]  # its page
                 os.kill(pid, signal.SIGKILL)

@@ -182,10 +182,11 @@ def test_a_shard_that_cannot_be_written_is_not_announced_and_training_goes_on(tm
     writer = CheckpointWriter(tmp_path / "root", PROFILE, plan.devices[0], said.append)
     writer.save(Snapshot.of(held, Generation(1)))
     writer.flush()
-    assert said == []
+    assert said == [] and isinstance(writer.failure, OSError)
     (tmp_path / "root").unlink()
     writer.save(Snapshot.of(held, Generation(1)))
     writer.close()
+    assert writer.failure is None
     assert [(event.step, event.generation) for event in said] == [(0, 1)]
 
 

@@ -131,7 +131,7 @@ def test_the_programs_own_settings_pass_unread() -> None:
         ),
         ({"train__dtype": "fp16"}, "train.dtype", "train.dtype is 'fp16': must be fp32 or bf16"),
         ({"train__beta1": 1}, "train.beta1", "train.beta1 is 1: must be a number at least 0 and less than 1"),
-        ({"train__learning_rate": True}, "train.learning_rate", "must be a number, not true or false"),
+        ({"train__learning_rate": True}, "train.learning_rate", "train.learning_rate is true: must be a number 0..100"),
         ({"recovery__mirrors": 2}, "recovery.mirrors", "recovery.mirrors is 2: must be a whole number 0..1"),
         ({"recovery__backend": "mpi"}, "recovery.backend", "must be links, gloo or nccl"),
         ({"checkpoint__every": -1}, "checkpoint.every", "checkpoint.every is -1"),
@@ -215,6 +215,9 @@ def test_a_job_shorter_than_the_default_warm_up_is_fine() -> None:
         ("1: x", YAML, "key '1' must be text"),
         ("a: !!python/object/apply:os.getcwd []", YAML, "not YAML"),
         ("a: !!binary aGk=", YAML, "which JSON does not have"),
+        ("a: " + "9" * 5000, YAML, "not YAML: Exceeds the limit"),
+        ('{"a": ' + "9" * 5000 + "}", JSON, "not JSON: Exceeds the limit"),
+        ("a: 1e999", YAML, "a is inf: must be a finite number"),
         ("a: 1\n---\nb: 2", YAML, "not YAML at line 2"),
         ('{"a": "\\ud800"}', JSON, "not text"),
         ("[" * 100_000, JSON, "nested more than 50 levels"),
@@ -228,8 +231,22 @@ def test_a_document_that_json_could_not_hold_is_refused(text: str, kind: str, se
     assert sentence in caught.value.message
 
 
-def test_dates_stay_text() -> None:
-    assert load_mapping("day: 2026-01-01", YAML) == {"day": "2026-01-01"}
+def test_yaml_has_no_surprises() -> None:
+    text = "day: 2026-01-01\nat: 12:30\nmode: 010\nno: yes\non: off\nbig: 1_000\nempty:\ntilde: ~"
+    assert load_mapping(text, YAML) == {
+        "day": "2026-01-01",
+        "at": "12:30",
+        "mode": "010",
+        "no": "yes",
+        "on": "off",
+        "big": "1_000",
+        "empty": None,
+        "tilde": None,
+    }
+    text = "a: 3e-4\nb: -1.5\nc: .5\nd: 0\ne: -12\nf: true\ng: 1.\nh: 'true'"
+    found = load_mapping(text, YAML)
+    assert found == {"a": 3e-4, "b": -1.5, "c": 0.5, "d": 0, "e": -12, "f": True, "g": 1.0, "h": "true"}
+    assert isinstance(found["d"], int) and isinstance(found["g"], float)
 
 
 def test_another_content_type_is_said_to_be_unreadable() -> None:

@@ -20,6 +20,7 @@ import torch
 
 from orchestrator.adapters.manifest import directory_name, write_durably
 from orchestrator.domain.checkpoint import ShardRef
+from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.protocol import ShardSaved
@@ -49,6 +50,10 @@ class Snapshot:
         )
 
 
+class NotSaved(EverstepError):
+    """The final checkpoint cannot be written."""
+
+
 class CheckpointWriter:
     """At most one snapshot waits while another is written; a third makes the step wait. The first starts the thread."""
 
@@ -59,6 +64,8 @@ class CheckpointWriter:
         self._on_shard = on_shard
         self._waiting: queue.Queue[Snapshot | None] = queue.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
+        self.failure: OSError | None = None
+        """Why the last snapshot was not written, if it was not."""
 
     def save(self, snapshot: Snapshot) -> None:
         if self._thread is None:
@@ -70,6 +77,12 @@ class CheckpointWriter:
         """Return when everything saved so far has been written or has failed."""
         self._waiting.join()
 
+    def finish(self) -> None:
+        """Flush after the last snapshot there will be. Raises NotSaved where it was not written."""
+        self.flush()
+        if self.failure is not None:
+            raise NotSaved(f"the final state could not be written: {self.failure}; free the disk and submit the job again")
+
     def close(self) -> None:
         if self._thread is not None:
             self._waiting.put(None)
@@ -78,9 +91,11 @@ class CheckpointWriter:
 
     def _run(self) -> None:
         while (snapshot := self._waiting.get()) is not None:
+            self.failure = None
             try:
                 shard = write_shard(self._root, self._profile, self._device, snapshot)
             except OSError as error:
+                self.failure = error
                 log.error(
                     "checkpoint of step %d not written: %s; free the disk, the next one tries again", snapshot.step, error
                 )

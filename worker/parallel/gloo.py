@@ -106,7 +106,7 @@ class GlooProcessGroup(dist.ProcessGroup):
         then: Callable[[], None] | None = None,
         keep: tuple[torch.Tensor, ...] = (),
     ) -> GlooWork:
-        if self.links.aborted:
+        if self.links.aborted or self.gloo is None:
             raise Aborted("the generation was aborted")
         try:
             return GlooWork(self, [start()], result, then, keep)
@@ -212,8 +212,10 @@ class GlooCarrier:
                     copy.close()
 
     def close(self) -> None:
-        if self._links.aborted:
+        if self._links.broken:
             _parked.extend(group.gloo for group in self._groups)
+        for group in self._groups:
+            group.gloo = None
         self._groups.clear()
         self._sockets.clear()
 

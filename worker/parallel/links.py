@@ -50,6 +50,11 @@ class Links:
         return self._aborted
 
     @property
+    def broken(self) -> bool:
+        """Aborted, or a peer is lost: nothing works any more."""
+        return self._aborted or self._lost is not None
+
+    @property
     def peers(self) -> tuple[Rank, ...]:
         return tuple(sorted(self._connections))
 

@@ -79,7 +79,7 @@ class NcclCarrier:
 
     def close(self) -> None:
         for backend in self._backends:
-            if self._links.aborted:
+            if self._links.broken:
                 backend.abort()
             else:
                 backend.shutdown()

@@ -92,7 +92,7 @@ def _collect(leaf: nn.Parameter, gradient: torch.Tensor) -> None:
         gradient.add_(parameter.grad)
         parameter.grad = None
 
-    leaf.register_post_accumulate_grad_hook(add)
+    leaf.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
 
 
 def _layers(layers: tuple[int, ...], shape: Shape) -> list[int]:

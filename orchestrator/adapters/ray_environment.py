@@ -1,0 +1,93 @@
+"""The one place that says how this project's processes speak to Ray: where, with which token, and what is turned off.
+
+Nothing is left to Ray's defaults: those follow whatever ran last on a machine, and a cluster started on a clean home is
+open to everybody. The variables must be set before ray is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.domain.errors import Conflict
+
+from .processes import write_private
+
+NAMESPACE = "everstep"
+CLUSTER_MARK, NODE_MARK = "EVERSTEP_CLUSTER", "EVERSTEP_NODE"
+"""Inherited by every process of a cluster, and of a node: how they are found when they must go."""
+
+KIND_LABEL, DEVICES_LABEL = "everstep.kind", "everstep.devices"
+
+_SETTINGS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # hosts judge out-of-memory themselves
+    # A node that was killed refuses connections at once: known after 4 x 0.5 s. One that is only slow has 4 x 10 s.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
+    # Nobody reads these, and each costs every node some of its CPU.
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_timeline": "0",
+    "RAY_event_stats": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_BACKEND_LOG_LEVEL": "warning",
+    # Despite its name: without it Ray replaces 127.0.0.1 by the machine's outer address and listens there.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+_REMOVED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_RUNTIME_ENV_HOOK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayEnvironment:
+    """Of one cluster. temp_dir is short: Ray puts Unix sockets there, whose paths hold 107 bytes."""
+
+    cluster: str
+    token_file: Path
+    temp_dir: Path
+
+    def variables(self, base: Mapping[str, str], node: str | None = None) -> dict[str, str]:
+        """`base` with everything Ray must know, and the marks."""
+        kept = {name: value for name, value in base.items() if name not in _REMOVED and not name.startswith("RAY_")}
+        marks = {CLUSTER_MARK: self.cluster} | ({NODE_MARK: node} if node else {})
+        return kept | _SETTINGS | {"RAY_AUTH_TOKEN_PATH": str(self.token_file)} | marks
+
+
+def for_state_dir(state_dir: Path) -> RayEnvironment:
+    """The same for every process under one state directory; touches no disk."""
+    state_dir = state_dir.resolve()
+    digest = hashlib.sha256(str(state_dir).encode()).hexdigest()[:10]
+    root = Path(tempfile.gettempdir())
+    if len(str(root)) > 12:
+        root = Path("/tmp")
+    return RayEnvironment(
+        cluster=digest, token_file=state_dir / "ray" / "token", temp_dir=root / f"everstep-{os.getuid()}-{digest}"
+    )
+
+
+def prepare(environment: RayEnvironment) -> None:
+    """Make the token, once, and the folder for sockets. Raises Conflict where that belongs to somebody else."""
+    environment.token_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not environment.token_file.exists():
+        write_private(environment.token_file, secrets.token_hex(32))
+    environment.temp_dir.mkdir(mode=0o700, exist_ok=True)
+    found = environment.temp_dir.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise Conflict(f"{environment.temp_dir} is not a folder only you can enter; remove it")
+
+
+def pin_resource(node: str) -> str:
+    """Of which a node has 1: what is asked for a little of must run there."""
+    return f"everstep-node-{node}"
+
+
+def device_resource(node: str) -> str:
+    """Of which a node has as many as devices."""
+    return f"everstep-devices-{node}"

@@ -1,0 +1,183 @@
+"""One generation of one job, in lockstep: connect, restore, then compute, vote and pass, each rank at its own instant.
+
+    joined by all -> connected by all -> restored (barrier) -> [computed by all -> voted by all -> passed at each] ...
+
+A stage begins when everybody has finished the one before; a rank that dies in the middle splits the others between those
+who got through and those who did not, as a kill inside an all-reduce does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from orchestrator.domain.generation import Answer
+from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
+from orchestrator.domain.layout import layout
+from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, RankFinished
+from orchestrator.domain.spec import JobSpec
+
+from .memory import Memory, Violation, check_filled
+from .rank import SimRank
+from .scenario import loss, profile
+
+if TYPE_CHECKING:
+    from .world import World
+
+FORM_TIMEOUT_S = 10.0
+COMPUTE_S = (0.08, 0.12)
+BLINK_S = (0.0005, 0.02)
+NOTICED = 0.8
+"""How often a rank is connected to one that dies, and feels it."""
+LOST_IN_THE_MIDDLE = 0.5
+
+
+class Arena:
+    def __init__(self, world: World, job: JobId, spec: JobSpec, form: FormGeneration) -> None:
+        self.world = world
+        self.job = job
+        self.spec = spec
+        self.form = form
+        self.generation: Generation = form.generation
+        self.members: tuple[Device, ...] = (*form.plan.devices, *form.donors)
+        self.here: dict[Device, SimRank] = {}
+        self.is_broken = False
+        self.has_started = False
+        self.layout = layout(form.plan, profile(), mirrors=spec.recovery.mirrors)
+
+    @property
+    def step(self) -> Step:
+        """Where it starts from."""
+        match self.form.restore:
+            case FromSeed():
+                return Step(0)
+            case FromCheckpoint(checkpoint=checkpoint):
+                return checkpoint.step
+            case FromMemory(step=step):
+                return step
+
+    # --- who is here ------------------------------------------------------------------------------------------------------
+
+    def join(self, rank: SimRank) -> None:
+        if rank.device in self.here or rank.device not in self.members:
+            raise Violation(f"{rank.device} has no free seat in generation {self.generation}")
+        self.here[rank.device] = rank
+        rank.soon(FORM_TIMEOUT_S, FORM_TIMEOUT_S, lambda: self._timed_out(rank))
+        if len(self.here) == len(self.members) and not self.is_broken:
+            self._each(BLINK_S, lambda _: None, self._restore)
+
+    def left(self, rank: SimRank) -> None:
+        """It stopped, and its connections stay open."""
+        self.here.pop(rank.device, None)
+        self.is_broken = True
+
+    def gone(self, rank: SimRank) -> None:
+        """Its process ended: its connections broke."""
+        self.left(rank)
+        number = Rank(self.members.index(rank.device))
+        for other in [self.here[device] for device in self.members if device in self.here]:
+            if self.world.rng.random() < NOTICED:
+                other.soon(*BLINK_S, lambda other=other: self._feels(other, number))  # type: ignore[misc]
+
+    def _feels(self, rank: SimRank, lost: Rank) -> None:
+        if rank.arena is self and not rank.finished:
+            rank.leave(lost, f"connection to rank {lost} broke")
+
+    def _timed_out(self, rank: SimRank) -> None:
+        if rank.arena is self and not self.has_started:
+            rank.leave(None, "not every peer was there in time")
+
+    def _each(self, within_s: tuple[float, float], do: Callable[[SimRank], None], then: Callable[[], None]) -> None:
+        """Every rank does it at its own instant; `then` follows once all have."""
+        done: set[Device] = set()
+
+        def one(rank: SimRank) -> None:
+            if rank.arena is not self or (self.is_broken and self.world.rng.random() < LOST_IN_THE_MIDDLE):
+                return
+            do(rank)
+            done.add(rank.device)
+            if len(done) == len(self.members) and not self.is_broken:
+                then()
+
+        for device in self.members:
+            rank = self.here[device]
+            rank.soon(*within_s, lambda rank=rank: one(rank))  # type: ignore[misc]
+
+    # --- restoring --------------------------------------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        restore = self.form.restore
+        for device in self.members:
+            self.here[device].settle(restore)
+        if isinstance(restore, FromCheckpoint) and restore.checkpoint not in self.world.checkpoints[self.job]:
+            raise Violation(f"generation {self.generation} restores from {restore.checkpoint}, which was never committed")
+        if isinstance(restore, FromMemory):
+            self._check_moves(restore)
+        self._each(BLINK_S, self._restored, self._compute_next)
+
+    def _check_moves(self, restore: FromMemory) -> None:
+        for device in self.form.plan.devices:
+            moves = [move for move in restore.moves if move.target == device]
+            check_filled(f"{device} in generation {self.generation}", self.layout.held(device), moves)
+        for move in restore.moves:
+            source = self.here.get(move.source)
+            memory = source.memory if source else None
+            if memory is None or memory.step != restore.step or not memory.covers(move.interval):
+                raise Violation(f"{move} of generation {self.generation} at step {restore.step}: the source holds {memory}")
+
+    def _restored(self, rank: SimRank) -> None:
+        if rank.device in self.form.donors:
+            rank.arena = None
+            return
+        self.has_started = True
+        self.world.checker.started(self)
+        rank.restored(Memory(self.generation, self.step, self.layout.held(rank.device)))
+        if isinstance(self.form.restore, FromMemory):
+            self._save_if_due(rank)
+        if self.step == self.spec.train.steps:
+            self._finish(rank)
+
+    # --- training ---------------------------------------------------------------------------------------------------------
+
+    def _compute_next(self) -> None:
+        self.members = self.form.plan.devices  # donors have done their part
+        self.here = {device: self.here[device] for device in self.members}
+        step = Step(max(rank.memory.step for rank in self.here.values() if rank.memory) + 1)
+        if step <= self.spec.train.steps:
+            self._each(COMPUTE_S, lambda _: None, lambda: self._each(BLINK_S, vote, lambda: self._pass(step)))
+
+        def vote(rank: SimRank) -> None:
+            rank.voted = step
+
+    def _pass(self, step: Step) -> None:
+        """Everybody has voted: this is the instant at which the step is committed, whoever lives to see it."""
+        self.world.checker.vote_completed(self, step)
+        answer = self._answer(step)
+
+        def see(rank: SimRank) -> None:
+            rank.passed(self.generation, answer)
+            self._save_if_due(rank)
+            if step == self.spec.train.steps:
+                self._finish(rank)
+
+        self._each(BLINK_S, see, self._compute_next)
+
+    def _answer(self, step: Step) -> Answer:
+        """Summed over the pipelines, as the vote does it: an id computed twice or by nobody shows in the losses."""
+        losses = [0.0] * self.spec.train.micro_batches
+        for pipeline in self.form.plan.pipelines:
+            for number in pipeline.micro_batches:
+                losses[number] += loss(self.spec, step, number)
+        return Answer(step=step, norm=sum(losses), losses=tuple(losses))
+
+    def _finish(self, rank: SimRank) -> None:
+        rank.finished = True
+        rank.host.rank_says(
+            rank, RankFinished(device=rank.device, generation=self.generation, step=Step(self.spec.train.steps))
+        )
+
+    def _save_if_due(self, rank: SimRank) -> None:
+        assert rank.memory is not None
+        every, step = self.spec.checkpoint.every, rank.memory.step
+        if every and step and (step % every == 0 or step == self.spec.train.steps):
+            rank.soon(0.01, 0.3, lambda: rank.host.rank_saved(rank, self.generation, step))

@@ -1,0 +1,129 @@
+"""The promises, as checks made while the world runs. Each raises Violation with what was promised and what happened."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from orchestrator.domain.events import StepRecord
+from orchestrator.domain.ids import Device, Generation, JobId, Step
+from orchestrator.domain.job import TERMINAL, JobRecord, Reforming, Running
+from orchestrator.domain.profile import Interval
+from orchestrator.ports import Commit
+
+from .memory import Violation, uncovered
+from .scenario import profile, reference
+
+if TYPE_CHECKING:
+    from .arena import Arena
+    from .world import World
+
+MAX_OUTBOX = 64
+"""Effects that may be outstanding at once in a cluster of this size; more means that some are never done."""
+
+
+class Checker:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._started: dict[JobId, Generation] = {}
+        self.curves: dict[JobId, dict[Step, StepRecord]] = defaultdict(dict)
+        self.rolled_back: Counter[JobId] = Counter()
+        self.votes = 0
+
+    # --- in the arena -----------------------------------------------------------------------------------------------------
+
+    def started(self, arena: Arena) -> None:
+        self._started[arena.job] = max(self._started.get(arena.job, Generation(0)), arena.generation)
+
+    def vote_completed(self, arena: Arena, step: Step) -> None:
+        """One generation trains a job, and a device one job."""
+        self.votes += 1
+        newest = self._started.get(arena.job, Generation(0))
+        if newest > arena.generation:
+            raise Violation(
+                f"step {step} passes in generation {arena.generation} of {arena.job} after {newest} had started"
+            )
+
+    # --- in the store -----------------------------------------------------------------------------------------------------
+
+    def committed(self, before: Mapping[JobId, JobRecord], commit: Commit) -> None:
+        for job, record in commit.jobs.items():
+            old = before.get(job)
+            counted = sum(int(str(e.data["steps"])) for e in commit.history if e.job == job and e.type == "rolled_back")
+            if counted:
+                self.rolled_back[job] += counted
+                self._check_rollback(record)
+            steps = [one for one in commit.steps if one.job == job]
+            self._check_steps(record, old.committed if old else Step(0), steps, counted)
+            if len(record.outbox) > MAX_OUTBOX:
+                raise Violation(f"{len(record.outbox)} effects of {job} are outstanding")
+            if isinstance(record.state, TERMINAL) and record.outbox:
+                raise Violation(f"{job} is over and {len(record.outbox)} effects are outstanding")
+        self._check_devices({**before, **commit.jobs})
+
+    def _check_steps(self, record: JobRecord, committed: Step, steps: list[StepRecord], counted: int) -> None:
+        """Each step once, in order, with the reference's answer; back only where it was counted."""
+        curve = self.curves[record.id]
+        for one in steps:
+            step = one.answer.step
+            if one.answer != reference(record.spec, step):
+                raise Violation(f"step {step} of {record.id} is recorded with {one.answer}")
+            if step != committed + 1:
+                raise Violation(f"step {step} of {record.id} is recorded after step {committed}")
+            curve[step] = one
+            committed = step
+        if record.committed < committed - counted:
+            raise Violation(f"{record.id} goes from step {committed} to {record.committed} with {counted} steps counted")
+        if record.committed > committed and not all(Step(s) in curve for s in range(1, record.committed + 1)):
+            raise Violation(f"{record.id} goes from step {committed} to {record.committed} without recording them")
+
+    def _check_rollback(self, record: JobRecord) -> None:
+        """Memory that living ranks hold is used before any checkpoint."""
+        state = record.state
+        assert isinstance(state, Reforming) and state.closing.settlement is not None
+        step = state.closing.settlement.step
+        held: list[Interval] = []
+        for (job, node), host in sorted(self._world.hosts.items()):
+            if job != record.id or node not in record.hosts or host.is_gone:
+                continue
+            for rank in host.ranks.values():
+                memory = rank.memory
+                if memory and (memory.step == step or (memory.step == step - 1 and rank.voted == step)):
+                    held.extend(memory.intervals)
+        whole = [Interval(line.name, 0, line.numel) for line in profile().lines]
+        if held and not uncovered(whole, _joined(held)):
+            raise Violation(f"{record.id} is rolled back from step {step}, which living ranks hold whole")
+
+    def _check_devices(self, records: Mapping[JobId, JobRecord]) -> None:
+        taken: dict[Device, JobId] = {}
+        for job, record in records.items():
+            if isinstance(record.state, Running):
+                for device in record.state.plan.devices:
+                    if taken.setdefault(device, job) != job:
+                        raise Violation(f"{device} trains {job} and {taken[device]} at once")
+
+    # --- at the end -------------------------------------------------------------------------------------------------------
+
+    def ended(self, records: Mapping[JobId, JobRecord]) -> None:
+        for job, record in records.items():
+            if type(record.state).__name__ != "Succeeded":
+                continue
+            missing = [s for s in range(1, record.spec.train.steps + 1) if Step(s) not in self.curves[job]]
+            if missing or record.committed != record.spec.train.steps:
+                raise Violation(f"{job} succeeded without steps {missing}, at {record.committed}")
+            counted = sum(incident.rolled_back for incident in record.incidents)
+            if counted != self.rolled_back[job] and len(record.incidents) < 100:
+                raise Violation(f"{job} shows {counted} steps rolled back where {self.rolled_back[job]} were")
+
+
+def _joined(intervals: list[Interval]) -> list[Interval]:
+    """Touching intervals made one."""
+    joined: list[Interval] = []
+    for interval in sorted(intervals):
+        last = joined[-1] if joined else None
+        if last and last.line == interval.line and interval.start <= last.stop:
+            joined[-1] = Interval(last.line, last.start, max(last.stop, interval.stop))
+        else:
+            joined.append(interval)
+    return joined

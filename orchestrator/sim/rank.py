@@ -1,0 +1,146 @@
+"""One simulated training process: obeys like the real one, reports once per generation, remembers only what it holds.
+
+It owns its memory and what it saw of votes. It refuses to know when anything happens: its arena and its host say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from orchestrator.domain.generation import Answer, RankReport
+from orchestrator.domain.ids import Device, Generation, Rank, Step
+from orchestrator.domain.protocol import FormGeneration, FromMemory, RankReady, RankReported, Restore
+
+from .memory import Memory, Violation
+
+if TYPE_CHECKING:
+    from .arena import Arena
+    from .host import SimHost
+
+STUCK = 0.03
+"""How often a rank does not leave when told, so that its host has to kill it."""
+
+
+class SimRank:
+    def __init__(self, host: SimHost, device: Device, pid: int, born: Generation) -> None:
+        self.host = host
+        self.device = device
+        self.pid = pid
+        self.born = born
+        self.alive = True
+        self.frozen = False
+        self.memory: Memory | None = None
+        self.arena: Arena | None = None
+        self.session_of = Generation(0)
+        self.closed = Generation(0)
+        self.reported = Generation(0)
+        self.voted = Step(0)
+        self.answer: Answer | None = None
+        self.answered_in = Generation(0)
+        self.finished = False
+        self._when_thawed: list[Callable[[], None]] = []
+
+    def soon(self, low_s: float, high_s: float, do: Callable[[], None]) -> None:
+        """Do it in a while, if this process lives then; a frozen one does it when it thaws."""
+
+        def now() -> None:
+            if self.alive and self.frozen:
+                self._when_thawed.append(now)
+            elif self.alive:
+                do()
+
+        self.host.world.clock.after(self.host.world.rng.uniform(low_s, high_s), now)
+
+    def thaw(self) -> None:
+        self.frozen = False
+        waiting, self._when_thawed = self._when_thawed, []
+        for do in waiting:
+            do()
+
+    def die(self) -> None:
+        self.alive = False
+        if self.arena is not None:
+            self.arena.gone(self)
+            self.arena = None
+
+    # --- orders -----------------------------------------------------------------------------------------------------------
+
+    def form(self, form: FormGeneration) -> None:
+        if form.generation <= max(self.closed, self.session_of):
+            return
+        if self.arena is not None:
+            self.arena.left(self)
+        self.session_of = form.generation
+        self.reported = max(self.reported, Generation(form.generation - 1))
+        self.finished = False
+        self.arena = self.host.world.arena(self.host.job, form)
+        self.arena.join(self)
+
+    def close(self, generation: Generation) -> None:
+        self.closed = max(self.closed, generation)
+        if self.host.world.rng.random() < STUCK:
+            return
+        if self.arena is not None and self.arena.generation <= generation:
+            self.leave(None, "closed")
+        if self.reported < generation:
+            self.soon(0.001, 0.01, lambda: self._report(generation, None, "closed while it waited"))
+
+    def leave(self, lost_peer: Rank | None, cause: str) -> None:
+        """Stop where it is and report."""
+        arena = self.arena
+        assert arena is not None
+        arena.left(self)
+        self.arena = None
+        self.soon(0.001, 0.015, lambda: self._report(arena.generation, lost_peer, cause))
+
+    def _report(self, generation: Generation, lost_peer: Rank | None, cause: str) -> None:
+        if self.reported >= generation:
+            return
+        self.reported = generation
+        report = RankReport(
+            device=self.device,
+            generation=generation,
+            voted=self.voted,
+            answer=self.answer,
+            held=self.memory.held if self.memory else None,
+            lost_peer=lost_peer,
+            cause=cause,
+        )
+        self.host.rank_says(self, RankReported(report=report))
+
+    def last_report(self, generation: Generation) -> RankReport:
+        """What its progress page says after its death."""
+        return RankReport(
+            device=self.device,
+            generation=generation,
+            voted=self.voted if self.session_of == generation else Step(0),
+            answer=self.answer if self.answered_in == generation else None,
+            held=None,
+            cause="dead",
+        )
+
+    # --- what happens to it in its arena ----------------------------------------------------------------------------------
+
+    def settle(self, restore: Restore) -> None:
+        """Accept what was recorded as committed."""
+        if not isinstance(restore, FromMemory):
+            self.memory, self.answer, self.voted = None, None, Step(0)
+            return
+        held, answer = self.memory, restore.answer
+        if held and answer and held.step == restore.step - 1 and self.voted == restore.step == answer.step:
+            held.step = restore.step
+        self.answer = answer
+
+    def restored(self, memory: Memory) -> None:
+        self.memory = memory
+        self.voted = memory.step
+        self.host.rank_says(self, RankReady(device=self.device, generation=memory.generation, phases={"form": 0.01}))
+
+    def passed(self, generation: Generation, answer: Answer) -> None:
+        held = self.memory
+        if held is None or held.generation != generation or held.step != answer.step - 1 or self.voted != answer.step:
+            raise Violation(f"{self.device} passes step {answer.step} of generation {generation} holding {held}")
+        self.answer, self.answered_in = answer, generation
+        held.step = answer.step
+        self.host.rank_passed(self, generation, answer)

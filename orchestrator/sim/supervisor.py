@@ -1,0 +1,267 @@
+"""A synchronous stand-in for the supervisor's loop (supervisor/run.py): the same order of deciding, committing and acting.
+
+It may crash between any two instants, also between a commit and its effects, or sleep and come back with an old term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.domain.effects import AddNode, CallHost, ChoosePlan, CommitCheckpoint, Effect, KillNode, ProbeProgram
+from orchestrator.domain.errors import StaleTerm
+from orchestrator.domain.events import (
+    CheckpointCommitted,
+    DeadlinePassed,
+    EffectDone,
+    HostSaid,
+    Input,
+    NodesSeen,
+    PlanChosen,
+    ProgramProbed,
+)
+from orchestrator.domain.ids import EffectId, JobId, NodeId
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.protocol import OpenHost
+from orchestrator.planner.choose import choose
+from orchestrator.ports import Commit
+from orchestrator.supervisor.deadlines import deadlines
+from orchestrator.supervisor.kernel import State, Stepped, step
+
+from .clock import Timer
+from .line import SimLine
+from .scenario import profile
+
+if TYPE_CHECKING:
+    from .world import World
+
+NODES_S = 0.5
+COMMANDS_S = 0.1
+URGENT_S = 0.0005
+LAZY_S = 0.1
+COMMIT_S = (0.0005, 0.004)
+PLAN_S = (0.005, 0.1)
+TWICE = 0.01
+
+
+@dataclass(slots=True)
+class _News:
+    one: Input
+    line: SimLine | None = None
+    number: int = 0
+    cursor: str | None = None
+
+
+class SimSupervisor:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.is_dead = False
+        self.dies_after_commit = False
+        self.asleep_until = 0.0
+        self.term = world.store.acquire()
+        jobs, self._cursor = world.store.load()
+        self._state = State(jobs=jobs, root="/shared")
+        self._news: list[_News] = []
+        self._turn: Timer | None = None
+        self._turn_at = 0.0
+        self._committing = False
+        self._lines: dict[tuple[JobId, NodeId], SimLine] = {}
+        self._timers: dict[tuple[JobId, str], Timer] = {}
+        self._nodes_seen: object = None
+        self._adopt()
+        self._watch_nodes()
+        self._read_commands()
+
+    def crash(self) -> None:
+        self.is_dead = True
+        for line in self._lines.values():
+            line.stop()
+
+    def sleep(self, seconds: float) -> None:
+        """It is stopped and goes on later, not knowing; deadlines start again then, as a loop that saw the gap does."""
+        self.asleep_until = self.world.clock.now + seconds
+        self.world.clock.after(seconds, self._restart_timers)
+
+    def when_awake(self, do: object) -> None:
+        assert callable(do)
+        if self.is_dead:
+            return
+        if self.world.clock.now < self.asleep_until:
+            self.world.clock.after(self.asleep_until - self.world.clock.now + 1e-6, lambda: self.when_awake(do))
+        else:
+            do()
+
+    def tell(self, one: Input, *, urgent: bool, line: SimLine | None = None, number: int = 0) -> None:
+        if not self.is_dead:
+            self._news.append(_News(one, line, number))
+            if isinstance(one, HostSaid) and self.world.rng.random() < TWICE:
+                self._news.append(_News(one, line, number))
+            self._wake(URGENT_S if urgent else LAZY_S)
+
+    # --- the loop ---------------------------------------------------------------------------------------------------------
+
+    def _wake(self, delay_s: float) -> None:
+        at = self.world.clock.now + delay_s
+        if self._turn is not None and self._turn_at <= at:
+            return
+        if self._turn is not None:
+            self._turn.cancel()
+        self._turn_at = at
+        self._turn = self.world.clock.after(delay_s, lambda: self.when_awake(self._decide))
+
+    def _decide(self) -> None:
+        self._turn = None
+        if self._committing or not self._news:
+            return
+        news, self._news = self._news, []
+        stepped = step(self.world.clock.now, self._state, [one.one for one in news])
+        cursor = next((one.cursor for one in reversed(news) if one.cursor), None)
+        commit = Commit(
+            jobs=stepped.changed,
+            history=stepped.history,
+            steps=stepped.steps,
+            nodes=stepped.state.nodes if stepped.nodes_changed else None,
+            cursor=cursor,
+        )
+        if commit.is_empty:
+            self._act(stepped, news)
+            return
+        self._committing = True
+        self._soon(COMMIT_S, lambda: self._commit(commit, stepped, news))
+
+    def _commit(self, commit: Commit, stepped: Stepped, news: list[_News]) -> None:
+        stalled_s = self.world.store_stalled_until - self.world.clock.now
+        if stalled_s > 0:
+            self.world.clock.after(stalled_s, lambda: self.when_awake(lambda: self._commit(commit, stepped, news)))
+            return
+        try:
+            self.world.store.commit(self.term, commit)
+        except StaleTerm:
+            self.world.note(f"supervisor of term {self.term} is refused and ends")
+            self.crash()
+            return
+        for entry in commit.history:
+            self.world.note(f"{entry.job} g{entry.generation} s{entry.step} {entry.type}: {entry.message}")
+        if self.dies_after_commit:
+            self.world.note(f"supervisor of term {self.term} dies before it acts")
+            self.crash()
+            return
+        self._soon(COMMIT_S, lambda: self._committed(stepped, news))
+
+    def _committed(self, stepped: Stepped, news: list[_News]) -> None:
+        self._committing = False
+        self._act(stepped, news)
+        if self._news:
+            self._wake(URGENT_S)
+
+    def _act(self, stepped: Stepped, news: list[_News]) -> None:
+        self._state = stepped.state
+        for one in news:
+            if one.line:
+                one.line.acknowledge(one.number)
+        self._follow_hosts()
+        for identity, effect in stepped.effects.items():
+            self._carry_out(identity, effect)
+        for loose in stepped.loose:
+            self._provide(loose)
+        for job in stepped.changed:
+            self._set_timers(job, stepped.state.jobs.get(job))
+
+    def _set_timers(self, job: JobId, record: JobRecord | None) -> None:
+        wanted = deadlines(record) if record else {}
+        for key in [key for key in self._timers if key[0] == job and key[1] not in wanted]:
+            self._timers.pop(key).cancel()
+        for name, seconds in wanted.items():
+            if (job, name) not in self._timers:
+                self._timers[job, name] = self.world.clock.after(seconds, lambda name=name: self._ring(job, name))  # type: ignore[misc]
+
+    def _ring(self, job: JobId, name: str) -> None:
+        if self.is_dead or self.world.clock.now < self.asleep_until:
+            return
+        self._timers.pop((job, name), None)
+        self.tell(DeadlinePassed(job=job, key=name), urgent=True)
+
+    def _restart_timers(self) -> None:
+        if self.is_dead:
+            return
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for job, record in self._state.jobs.items():
+            self._set_timers(job, record)
+
+    def _adopt(self) -> None:
+        self._follow_hosts(attached=True)
+        for job, record in self._state.jobs.items():
+            for identity, effect in record.outbox.items():
+                self._carry_out(identity, effect)
+            self._set_timers(job, record)
+
+    def _follow_hosts(self, *, attached: bool = False) -> None:
+        wanted = {(job, node) for job, record in self._state.jobs.items() for node in record.hosts}
+        for job, node in sorted(wanted - set(self._lines)):
+            opening = any(
+                isinstance(e, CallHost) and e.node == node and isinstance(e.request, OpenHost)
+                for e in self._state.jobs[job].outbox.values()
+            )
+            self._lines[job, node] = SimLine(self, job, node, attached and not opening)
+        for key in sorted(set(self._lines) - wanted):
+            self._lines.pop(key).stop()
+
+    # --- effects ----------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, identity: EffectId, effect: Effect) -> None:
+        match effect:
+            case CallHost(job=job, node=node, request=request):
+                line = self._lines.get((job, node))
+                if line is None:
+                    self.tell(EffectDone(job=job, effect=identity), urgent=False)
+                else:
+                    line.send(identity, request)
+            case ProbeProgram(job=job):
+                self._answer(identity, job, lambda: ProgramProbed(job=job, profile=profile()))
+            case ChoosePlan(job=job, generation=generation):
+                self._answer(identity, job, lambda: PlanChosen(job=job, generation=generation, result=choose(effect)))
+            case CommitCheckpoint(job=job):
+                self._answer(
+                    identity, job, lambda: CheckpointCommitted(job=job, checkpoint=self.world.write_checkpoint(effect))
+                )
+            case KillNode() | AddNode():
+                self._provide(effect)
+
+    def _answer(self, identity: EffectId, job: JobId, work: Callable[[], Input]) -> None:
+        def tell() -> None:
+            self.tell(work(), urgent=True)
+            self.tell(EffectDone(job=job, effect=identity), urgent=True)
+
+        self._soon(PLAN_S, tell)
+
+    def _provide(self, effect: KillNode | AddNode) -> None:
+        if isinstance(effect, KillNode):
+            self.world.kill_node(effect.node)
+        else:
+            self.world.add_node(effect.num_devices)
+
+    def _soon(self, within_s: tuple[float, float], do: Callable[[], None]) -> None:
+        self.world.clock.after(self.world.rng.uniform(*within_s), lambda: self.when_awake(do))
+
+    # --- what is watched --------------------------------------------------------------------------------------------------
+
+    def _watch_nodes(self) -> None:
+        if self.is_dead:
+            return
+        nodes = self.world.nodes()
+        if nodes != self._nodes_seen:
+            self._nodes_seen = nodes
+            self.tell(NodesSeen(nodes=nodes), urgent=True)
+        self._soon((NODES_S, NODES_S), self._watch_nodes)
+
+    def _read_commands(self) -> None:
+        if self.is_dead:
+            return
+        for command in self.world.store.commands[self._cursor :]:
+            self._cursor += 1
+            self._news.append(_News(command, cursor=str(self._cursor)))
+            self._wake(URGENT_S)
+        self._soon((COMMANDS_S, COMMANDS_S), self._read_commands)

@@ -1,0 +1,167 @@
+"""Bringing the trouble of a scenario into a world, and taking it away again for the second, quiet phase."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from orchestrator.domain.job import Running
+from orchestrator.domain.layout import partners
+
+from .host import SimHost
+from .rank import SimRank
+from .scenario import Trouble
+from .world import World
+
+
+class Troublemaker:
+    """Acts until the scenario's time is up; `is_quiet` from then on."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.rng
+        self._nodes = len(world.size)
+        self.is_quiet = False
+        self.may_roll_back = not world.scenario.gentle
+        self._again()
+
+    def _again(self) -> None:
+        self._world.clock.after(self._rng.expovariate(1 / self._world.scenario.between_s), self._act)
+
+    def _act(self) -> None:
+        world = self._world
+        if world.is_over:
+            return
+        if world.clock.now > world.scenario.trouble_until_s:
+            self._heal()
+        elif world.scenario.gentle:
+            self._act_gently()
+            self._again()
+        else:
+            self._bring(self._rng.choice(world.scenario.troubles))
+            self._again()
+
+    def _bring(self, trouble: Trouble) -> None:
+        world, rng = self._world, self._rng
+        hosts = world.living()
+        match trouble:
+            case Trouble.KILL_RANK:
+                self._to_a_rank(trouble, lambda rank: rank.host.kill(rank))
+            case Trouble.KILL_NODE:
+                alive = [node for node in world.size if node not in world.dead]
+                if len(alive) > 1:
+                    world.kill_node(rng.choice(alive))
+            case Trouble.KILL_HOST:
+                self._to_a_host(trouble, hosts, lambda host: host.end(rng.choice((0.02, 1.0))))
+            case Trouble.FAIL_HOST:
+                trained = [host for host in hosts if world.records()[host.job].started_at is not None]
+                self._to_a_host(trouble, trained, lambda host: host.fail())
+            case Trouble.FREEZE_RANK:
+                self._to_a_rank(trouble, self._freeze_rank)
+            case Trouble.FREEZE_HOST:
+                self._to_a_host(trouble, hosts, self._freeze_host)
+            case Trouble.FREEZE_NODE:
+                self._to_a_host(trouble, hosts, self._freeze_node)
+            case Trouble.CUT_HOST:
+                self._to_a_host(trouble, hosts, self._cut)
+            case Trouble.CRASH_SUPERVISOR:
+                if not world.supervisor.is_dead:
+                    world.note("* the supervisor crashes")
+                    world.supervisor.crash()
+                    world.restart_supervisor(rng.choice((0.1, 6.0)))
+            case Trouble.CRASH_AFTER_COMMIT:
+                if not world.supervisor.is_dead and not world.supervisor.dies_after_commit:
+                    world.supervisor.dies_after_commit = True
+                    world.restart_supervisor(rng.uniform(3.0, 8.0))
+            case Trouble.PAUSE_SUPERVISOR:
+                if not world.supervisor.is_dead:
+                    seconds = rng.choice((1.0, 10.0))
+                    world.note(f"* the supervisor sleeps for {seconds} s")
+                    world.supervisor.sleep(seconds)
+                    if rng.random() < 0.5:
+                        world.restart_supervisor(seconds / 2)
+            case Trouble.STALL_STORE:
+                world.store_stalled_until = world.clock.now + rng.choice((0.2, 3.0))
+                world.note("* the store stalls")
+            case Trouble.ADD_NODE:
+                self._add_node()
+            case Trouble.CANCEL:
+                if rng.random() < 0.1 and world.records():
+                    world.note("* a user cancels")
+                    world.cancel(rng.choice(sorted(world.records())))
+            case _:
+                assert_never(trouble)
+
+    def _act_gently(self) -> None:
+        """One failure, and only where the job has committed a step since the last: mirrors are whole again."""
+        world = self._world
+        for job, record in sorted(world.records().items()):
+            state = record.state
+            arena = world.arenas.get((job, record.generation))
+            if not isinstance(state, Running) or arena is None or record.committed <= arena.step or arena.is_broken:
+                return
+            if (
+                any(owner.node == mirror.node for owner, mirror in partners(state.plan).items())
+                or state.plan.world_size == 1
+            ):
+                self.may_roll_back = True
+        self._bring(self._rng.choice(world.scenario.troubles))
+
+    def _heal(self) -> None:
+        world = self._world
+        world.note("* trouble ends")
+        self.is_quiet = True
+        while len(world.size) - len(world.dead) < self._nodes:
+            self._add_node()
+        if world.supervisor.is_dead or world.supervisor.dies_after_commit:
+            world.supervisor.crash()
+            world.restart_supervisor(1.0)
+
+    # --- details ----------------------------------------------------------------------------------------------------------
+
+    def _add_node(self) -> None:
+        world, rng = self._world, self._rng
+        noticed = [node for node, at in world.dead.items() if at + 1.0 < world.clock.now]
+        if noticed and rng.random() < 0.5:
+            node = rng.choice(noticed)
+            world.add_node(world.size[node], node)
+        else:
+            world.add_node(rng.choice((1, 2, 4)))
+
+    def _to_a_host(self, trouble: Trouble, hosts: list[SimHost], do: object) -> None:
+        assert callable(do)
+        if hosts:
+            host = self._rng.choice(hosts)
+            self._world.note(f"* {trouble}: {host.job} on {host.node}")
+            do(host)
+
+    def _to_a_rank(self, trouble: Trouble, do: object) -> None:
+        assert callable(do)
+        ranks = [rank for host in self._world.living() for _, rank in sorted(host.ranks.items()) if rank.alive]
+        if ranks:
+            rank = self._rng.choice(ranks)
+            self._world.note(f"* {trouble}: {rank.host.job} on {rank.device} (pid {rank.pid})")
+            do(rank)
+
+    def _freeze_rank(self, rank: SimRank) -> None:
+        rank.frozen = True
+        self._world.clock.after(self._rng.choice((0.1, 1.0, 5.0)), rank.thaw)
+
+    def _freeze_host(self, host: SimHost) -> None:
+        host.frozen = True
+        self._world.clock.after(self._rng.choice((0.1, 1.0, 5.0, 20.0)), host.thaw)
+
+    def _freeze_node(self, host: SimHost) -> None:
+        host.frozen = True
+        seconds = self._rng.choice((0.1, 1.0, 5.0, 20.0))
+        self._world.clock.after(seconds, host.thaw)
+        for _, rank in sorted(host.ranks.items()):
+            rank.frozen = True
+            self._world.clock.after(seconds, rank.thaw)
+
+    def _cut(self, host: SimHost) -> None:
+        host.cut = True
+
+        def mend() -> None:
+            host.cut = False
+
+        self._world.clock.after(self._rng.choice((0.5, 5.0, 25.0, 100.0)), mend)

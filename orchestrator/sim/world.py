@@ -1,0 +1,149 @@
+"""Everything outside the kernel, simulated: nodes, hosts, ranks, store, supervisors, and the trouble a scenario brings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from random import Random
+
+from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.cluster import Node, NodeStatus
+from orchestrator.domain.effects import CommitCheckpoint
+from orchestrator.domain.events import CancelRequested, JobSubmitted
+from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
+from orchestrator.domain.job import TERMINAL, JobRecord
+from orchestrator.domain.protocol import FormGeneration
+
+from .arena import Arena
+from .checkers import Checker
+from .clock import Clock
+from .host import SimHost
+from .memory import Violation
+from .scenario import Scenario, node_name
+from .store import SimStore
+from .supervisor import SimSupervisor
+
+
+class World:
+    def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
+        self.scenario = scenario
+        self.rng = Random(f"world {scenario.seed}")
+        self.clock = Clock()
+        self.lines: list[str] = []
+        self._print = trace
+        self.checker = Checker(self)
+        self.store = SimStore(self.checker)
+        self.store_stalled_until = 0.0
+        self.hosts: dict[tuple[JobId, NodeId], SimHost] = {}
+        self.checkpoints: dict[JobId, set[CheckpointRef]] = defaultdict(set)
+        self.shards: set[tuple[JobId, Generation, Step, Device]] = set()
+        self.arenas: dict[tuple[JobId, Generation], Arena] = {}
+        self.size: dict[NodeId, int] = {}
+        self.dead: dict[NodeId, float] = {}
+        """Dead nodes, and when the cluster notices."""
+        self._last_pid = 100
+        for devices in scenario.nodes:
+            self.add_node(devices)
+        for number, spec in enumerate(scenario.jobs):
+            job = JobId(f"job{number}")
+            self.clock.after(
+                self.rng.uniform(0.0, 2.0),
+                lambda job=job, spec=spec: self.store.commands.append(JobSubmitted(job=job, spec=spec, at=self.clock.now)),  # type: ignore[misc]
+            )
+        self.supervisor = SimSupervisor(self)
+
+    # --- for those who live in it -----------------------------------------------------------------------------------------
+
+    def note(self, line: str) -> None:
+        text = f"{self.clock.now:9.3f}  {line}"
+        self.lines.append(text)
+        if self._print:
+            print(text)
+
+    def next_pid(self) -> int:
+        self._last_pid += 1
+        return self._last_pid
+
+    def nodes(self) -> tuple[Node, ...]:
+        """As the cluster sees them: the dead ones are noticed late."""
+        return tuple(
+            Node(
+                id=node,
+                kind="cpu",
+                num_devices=devices,
+                status=NodeStatus.LOST if self.dead.get(node, self.clock.now + 1) <= self.clock.now else NodeStatus.UP,
+            )
+            for node, devices in self.size.items()
+        )
+
+    def host(self, job: JobId, node: NodeId, *, create: bool = False) -> SimHost | None:
+        host = self.hosts.get((job, node))
+        if create and node not in self.dead and (host is None or host.is_gone):
+            host = self.hosts[job, node] = SimHost(self, job, node)
+        return host
+
+    def arena(self, job: JobId, form: FormGeneration) -> Arena:
+        key = (job, form.generation)
+        if key not in self.arenas:
+            self.arenas[key] = Arena(self, job, self.store.jobs[job].spec, form)
+        if self.arenas[key].form != form:
+            raise Violation(f"generation {form.generation} of {job} is formed in two ways")
+        return self.arenas[key]
+
+    def write_checkpoint(self, effect: CommitCheckpoint) -> CheckpointRef:
+        record = self.store.jobs[effect.job]
+        if effect.step > max(self.checker.curves[effect.job], default=0):
+            raise Violation(f"a checkpoint of step {effect.step} of {effect.job} is committed before the step")
+        wrong = [s for s in effect.shards if (effect.job, effect.generation, effect.step, s.device) not in self.shards]
+        if wrong or len({shard.device for shard in effect.shards}) != len(effect.shards):
+            raise Violation(
+                f"the checkpoint of step {effect.step} of {effect.job} names shards that are not there: {wrong}"
+            )
+        plan = record.plans.get(effect.generation)
+        if plan and {shard.device for shard in effect.shards} != set(plan.devices):
+            raise Violation(f"the checkpoint of step {effect.step} of {effect.job} lacks shards of {plan.describe()}")
+        path = f"/shared/{effect.job}/{effect.step}-{effect.generation}"
+        checkpoint = CheckpointRef(step=effect.step, generation=effect.generation, path=path)
+        self.checkpoints[effect.job].add(checkpoint)
+        return checkpoint
+
+    # --- trouble ----------------------------------------------------------------------------------------------------------
+
+    def add_node(self, devices: int, node: NodeId | None = None) -> None:
+        node = node or node_name(len(self.size))
+        self.size[node] = devices
+        self.dead.pop(node, None)
+        self.note(f"* node {node} with {devices} devices")
+
+    def kill_node(self, node: NodeId) -> None:
+        if node in self.dead or node not in self.size:
+            return
+        silent_s = self.rng.choice((0.02, 0.5, 5.0, 30.0))
+        self.note(f"* node {node} dies, which shows after {silent_s} s")
+        self.dead[node] = self.clock.now + self.rng.choice((0.5, 2.0, silent_s))
+        for (_, on), host in sorted(self.hosts.items()):
+            if on == node:
+                host.end(silent_s)
+
+    def cancel(self, job: JobId) -> None:
+        self.store.commands.append(CancelRequested(job=job))
+
+    def restart_supervisor(self, after_s: float) -> None:
+        def start() -> None:
+            self.supervisor = SimSupervisor(self)
+            self.note(f"* supervisor of term {self.supervisor.term} starts")
+
+        self.clock.after(after_s, start)
+
+    # --- views ------------------------------------------------------------------------------------------------------------
+
+    def living(self, job: JobId | None = None) -> list[SimHost]:
+        return [host for (j, _), host in sorted(self.hosts.items()) if not host.is_gone and job in (None, j)]
+
+    def records(self) -> dict[JobId, JobRecord]:
+        return self.store.jobs
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.store.jobs) == len(self.scenario.jobs) and all(
+            isinstance(record.state, TERMINAL) for record in self.store.jobs.values()
+        )

@@ -1,0 +1,482 @@
+"""What a store promises, on each of its kinds: in memory, on the redis-server in PATH, on the one inside the wheel."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from orchestrator.adapters.embedded_redis import EmbeddedRedis, bundled_server
+from orchestrator.adapters.memory import MemoryStore
+from orchestrator.adapters.redis_desk import RedisDesk
+from orchestrator.adapters.redis_store import RedisStore
+from orchestrator.domain.cluster import Node
+from orchestrator.domain.errors import Conflict, NotFound, Refused, StaleTerm, Unavailable
+from orchestrator.domain.events import CancelRequested, HistoryEntry, JobSubmitted, StepRecord
+from orchestrator.domain.generation import Answer
+from orchestrator.domain.ids import Generation, JobId, NodeId, Step, Term
+from orchestrator.domain.job import JobRecord, Probing, Queued, Succeeded
+from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
+from orchestrator.ports import Commit, Desk, Gap, StateStore
+
+pytestmark = pytest.mark.timeout(120)
+CAP = 100
+SPEC = JobSpec(
+    name="tiny",
+    program="causal_lm",
+    data=DataSpec(files=("{stdlib}",)),
+    train=TrainSpec(steps=5, micro_batches=4, micro_batch_size=1, sequence=16),
+)
+A, B, C = JobId("job-a"), JobId("job-b"), JobId("job-c")
+
+
+@dataclass
+class Kind:
+    """A kind of store, and its clock, which only goes when it is told to (Redis has its own)."""
+
+    redis: EmbeddedRedis | None
+    memory: MemoryStore | None = None
+    now: float = 1000.0
+    opened: list[RedisStore | RedisDesk] = field(default_factory=list)
+
+    def open(self, timeout_s: float = 2.0) -> tuple[StateStore, Desk]:
+        if self.redis is None:
+            self.memory = self.memory or MemoryStore(lambda: self.now, history_cap=CAP, steps_cap=CAP)
+            return self.memory, self.memory
+        store = RedisStore(self.redis.address, timeout_s=timeout_s, history_cap=CAP, steps_cap=CAP)
+        desk = RedisDesk(self.redis.address, timeout_s=timeout_s, history_cap=CAP)
+        self.opened += [store, desk]
+        return store, desk
+
+    async def let_pass(self, seconds: float) -> None:
+        if self.redis is None:
+            self.now += seconds
+        else:
+            await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        for one in self.opened:
+            await one.close()
+        self.opened.clear()
+
+
+def servers() -> dict[str, str]:
+    found = {"path": shutil.which("redis-server"), "bundled": bundled_server()}
+    return {name: binary for name, binary in found.items() if binary}
+
+
+@pytest.fixture(scope="module", params=["memory", "path", "bundled"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis | None]:
+    if request.param == "memory":
+        yield None
+        return
+    if request.param not in servers():
+        pytest.skip(f"no redis-server of kind {request.param} here")
+    redis = EmbeddedRedis(tmp_path_factory.mktemp(request.param), servers()[request.param])
+    redis.start()
+    yield redis
+    redis.stop()
+
+
+@pytest.fixture
+def kind(server: EmbeddedRedis | None) -> Kind:
+    return Kind(server)
+
+
+@pytest.fixture
+def durable(kind: Kind) -> Kind:
+    if kind.redis is None:
+        pytest.skip("the memory store keeps nothing")
+    return kind
+
+
+def running(test: Callable[[Kind], Awaitable[None]]) -> Callable[[Kind], None]:
+    """Each test on a loop of its own and an empty store."""
+
+    def run(kind: Kind) -> None:
+        async def whole() -> None:
+            await empty(kind)
+            try:
+                await test(kind)
+            finally:
+                await kind.close()
+
+        asyncio.run(whole())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def empty(kind: Kind) -> None:
+    if kind.redis is not None:
+        store = RedisStore(kind.redis.address)
+        await store._clients.writes.flushall()
+        await store.close()
+
+
+def a_job(id: JobId = A, **changes: object) -> JobRecord:
+    return replace(JobRecord(id=id, spec=SPEC, state=Queued(reason="waits"), created_at=1.0), **changes)  # type: ignore[arg-type]
+
+
+def entry(at: float, type: str = "note", job: JobId = A) -> HistoryEntry:
+    return HistoryEntry(job=job, at=at, type=type, message=f"at {at:g}", status="RUNNING", data={"at": at})
+
+
+def passed(step: int, at: float, job: JobId = A) -> StepRecord:
+    answer = Answer(step=Step(step), norm=0.1, losses=(1.5, 1.25))
+    return StepRecord(job=job, generation=Generation(1), at=at, answer=answer, tokens=64)
+
+
+async def take(desk: Desk, job: JobId, after: str, count: int, within_s: float = 10.0) -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    async with asyncio.timeout(within_s), aclosing(desk.follow(job, after)) as items:  # type: ignore[type-var]
+        async for item in items:
+            found.append(item)
+            if len(found) == count:
+                break
+    return found
+
+
+async def held(store: StateStore, holder: str = "one") -> Term:
+    term = await store.acquire(holder, 30)
+    assert term is not None
+    return term
+
+
+# --- lease ----------------------------------------------------------------------------------------------------------------
+
+
+@running
+async def test_lease_is_held_by_one_and_its_terms_grow(kind: Kind) -> None:
+    store, _ = kind.open()
+    first = await store.acquire("one", 0.4)
+    assert first is not None
+    assert await store.acquire("two", 0.4) is None
+    assert await store.renew("one", first, 0.4)
+    await kind.let_pass(0.6)
+    second = await store.acquire("two", 30)
+    assert second is not None and second > first
+    assert not await store.renew("one", first, 30)
+    await store.release("one", first)  # of no effect: it is another's
+    assert await store.acquire("three", 30) is None
+    await store.release("two", second)
+    third = await store.acquire("three", 30)
+    assert third is not None and third > second
+
+
+@running
+async def test_same_holder_takes_its_lease_again_with_a_higher_term(kind: Kind) -> None:
+    store, _ = kind.open()
+    first, second = await store.acquire("one", 30), await store.acquire("one", 30)
+    assert first is not None and second is not None and second > first
+
+
+@running
+async def test_lease_that_ran_out_unclaimed_can_be_renewed(kind: Kind) -> None:
+    store, _ = kind.open()
+    term = await store.acquire("one", 0.2)
+    assert term is not None
+    await kind.let_pass(0.4)
+    assert await store.renew("one", term, 30)
+    assert await store.acquire("two", 30) is None
+
+
+# --- commits --------------------------------------------------------------------------------------------------------------
+
+
+@running
+async def test_commit_is_loaded_and_read_back_equal(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    nodes = (Node(id=NodeId("n-1"), kind="H100", num_devices=2),)
+    record = a_job()
+    await store.commit(term, Commit(jobs={A: record}, history=(entry(2),), steps=(passed(1, 3),), nodes=nodes, cursor="7"))
+    loaded = await store.load()
+    assert loaded.jobs == {A: record} and loaded.cursor == "7"
+    assert await desk.get(A) == record
+    assert await desk.nodes() == nodes
+    assert await desk.history(A, "0", 10) == [("1", entry(2))]
+    assert await desk.steps(A, "0", 10) == [("2", passed(1, 3))]
+
+
+@running
+async def test_stale_term_is_refused_whole(kind: Kind) -> None:
+    store, desk = kind.open()
+    old = await held(store)
+    await store.commit(old, Commit(jobs={A: a_job()}))
+    await store.release("one", old)
+    await held(store, "two")
+    late = Commit(jobs={A: a_job(committed=Step(9)), B: a_job(B)}, history=(entry(5),), cursor="9", nodes=())
+    with pytest.raises(StaleTerm):
+        await store.commit(old, late)
+    assert await desk.get(A) == a_job()
+    assert await desk.history(A, "0", 10) == []
+    assert (await store.load()).cursor != "9"
+    with pytest.raises(NotFound):
+        await desk.get(B)
+
+
+@running
+async def test_terminal_is_final_and_the_commit_is_refused_whole(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    over = a_job(state=Succeeded(at=5.0))
+    await store.commit(term, Commit(jobs={A: over, B: a_job(B)}))
+    assert set((await store.load()).jobs) == {B}
+    with pytest.raises(Conflict):
+        await store.commit(term, Commit(jobs={B: a_job(B, committed=Step(3)), A: a_job()}, history=(entry(6, job=B),)))
+    assert await desk.get(A) == over
+    assert await desk.get(B) == a_job(B)
+    assert await desk.history(B, "0", 10) == []
+    await store.commit(term, Commit(jobs={B: a_job(B, committed=Step(4))}))
+    assert (await desk.get(B)).committed == 4
+
+
+@running
+async def test_equal_commits_one_after_another_both_count(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    for _ in range(3):
+        await store.commit(term, Commit(history=(entry(1),)))
+    assert len(await desk.history(A, "0", 10)) == 3
+
+
+# --- submissions and commands ---------------------------------------------------------------------------------------------
+
+
+@running
+async def test_submission_is_a_record_a_command_and_a_line_of_history(kind: Kind) -> None:
+    store, desk = kind.open()
+    assert await desk.submit(A, SPEC, 10.0, None, "body") == (A, True)
+    assert (await desk.get(A)).state == Probing()
+    (_, first), *rest = await desk.history(A, "0", 10)
+    assert isinstance(first, HistoryEntry) and first.type == "submitted" and rest == []
+    ((id, command),) = await store.commands("0", 1.0)
+    assert command == JobSubmitted(job=A, spec=SPEC, at=10.0)
+    assert (await store.load()).jobs == {}, "it comes by its command, and only by that"
+    term = await held(store)
+    await store.commit(term, Commit(jobs={A: a_job()}, cursor=id))
+    assert set((await store.load()).jobs) == {A}
+    assert await store.commands((await store.load()).cursor, 0) == []
+
+
+@running
+async def test_idempotency_key_answers_with_the_first_job(kind: Kind) -> None:
+    store, desk = kind.open()
+    assert await desk.submit(A, SPEC, 10.0, "key", "body") == (A, True)
+    assert await desk.submit(B, SPEC, 11.0, "key", "body") == (A, False)
+    with pytest.raises(Conflict):
+        await desk.submit(C, SPEC, 12.0, "key", "another body")
+    assert await desk.submit(C, SPEC, 13.0, "another key", "body") == (C, True)
+    assert [job.id for job in (await desk.list(10, None)).jobs] == [C, A]
+    assert len(await store.commands("0", 0)) == 2
+
+
+@running
+async def test_commands_come_in_order_and_wake_whoever_waits(kind: Kind) -> None:
+    store, desk = kind.open()
+    assert await store.commands("0", 0) == []
+    waiting = asyncio.create_task(store.commands("0", 10.0))
+    await asyncio.sleep(0.1)
+    first = await desk.command(CancelRequested(job=A))
+    assert await asyncio.wait_for(waiting, 3) == [(first, CancelRequested(job=A))]
+    second = await desk.command(CancelRequested(job=B))
+    assert [id for id, _ in await store.commands("0", 0)] == [first, second]
+    assert [id for id, _ in await store.commands(first, 0)] == [second]
+    before = time.monotonic()
+    assert await store.commands(second, 0.3) == []
+    assert time.monotonic() - before > 0.25
+
+
+@running
+async def test_list_is_newest_first_and_pages_hold_still_while_jobs_arrive(kind: Kind) -> None:
+    _, desk = kind.open()
+    ids = [JobId(f"job-{n}") for n in range(5)]
+    for n, id in enumerate(ids):
+        await desk.submit(id, SPEC, float(n), None, "body")
+    first = await desk.list(2, None)
+    assert [job.id for job in first.jobs] == [ids[4], ids[3]]
+    await desk.submit(A, SPEC, 9.0, None, "body")
+    second = await desk.list(2, first.next_cursor)
+    third = await desk.list(2, second.next_cursor)
+    assert [job.id for job in second.jobs + third.jobs] == [ids[2], ids[1], ids[0]]
+    assert third.next_cursor is None
+    with pytest.raises(Refused):
+        await desk.list(2, "no such place")
+
+
+# --- streams --------------------------------------------------------------------------------------------------------------
+
+
+@running
+async def test_follow_gives_history_and_steps_in_one_order_and_resumes_anywhere(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    await store.commit(term, Commit(jobs={A: a_job()}, history=(entry(2), entry(6)), steps=(passed(1, 1), passed(2, 4))))
+    whole = await take(desk, A, "0", 4)
+    assert [value for _, value in whole] == [passed(1, 1), entry(2), passed(2, 4), entry(6)]
+    for place, (id, _) in enumerate(whole):
+        assert await take(desk, A, id, 3 - place) == whole[place + 1 :] if place < 3 else True
+    following = asyncio.create_task(take(desk, A, whole[-1][0], 3))
+    await asyncio.sleep(0.2)
+    await store.commit(term, Commit(history=(entry(8),), steps=(passed(3, 7), passed(4, 9))))
+    assert [value for _, value in await following] == [passed(3, 7), entry(8), passed(4, 9)]
+
+
+@running
+async def test_follower_misses_nothing_of_many_small_commits(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    await store.commit(term, Commit(jobs={A: a_job()}))
+    following = asyncio.create_task(take(desk, A, "0", 60))
+    for n in range(30):
+        await store.commit(term, Commit(history=(entry(2 * n),), steps=(passed(n, 2 * n + 1),)))
+        if n % 7 == 0:
+            await asyncio.sleep(0.005)
+    found = await following
+    assert [int(id) for id, _ in found] == list(range(1, 61))
+
+
+@running
+async def test_reader_that_fell_behind_is_told_the_gap(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    await store.commit(term, Commit(jobs={A: a_job()}, history=(entry(0, "first"),)))
+    for chunk in range(8):
+        steps = tuple(passed(50 * chunk + n, 50 * chunk + n + 1) for n in range(50))
+        await store.commit(term, Commit(steps=steps))
+    (_, first), (gap_id, gap), (after_id, after) = await take(desk, A, "0", 3)
+    assert first == entry(0, "first"), "the other stream lost nothing"
+    assert isinstance(gap, Gap) and gap.resumes_at == after_id and isinstance(after, StepRecord)
+    assert int(after_id) > 2
+    assert await take(desk, A, gap_id, 1) == [(after_id, after)]
+    kept = await desk.steps(A, "0", 10_000)
+    assert CAP <= len(kept) < 400 and kept[-1][1] == passed(399, 400)
+
+
+@running
+async def test_unknown_job_and_unknown_place_are_refused(kind: Kind) -> None:
+    _, desk = kind.open()
+    with pytest.raises(NotFound):
+        await desk.get(A)
+    with pytest.raises(NotFound):
+        await take(desk, A, "0", 1)
+    with pytest.raises(Refused):
+        await desk.history(A, "yesterday", 10)
+
+
+@running
+async def test_health_says_whether_a_supervisor_is_there(kind: Kind) -> None:
+    store, desk = kind.open()
+    before = await desk.health()
+    assert before["supervisor"] != "ok"
+    await held(store)
+    assert (await desk.health())["supervisor"] == "ok"
+    if kind.redis is not None:
+        assert set((await desk.health()).values()) == {"ok"}
+
+
+# --- Redis dies, stalls, and is not as it should be -----------------------------------------------------------------------
+
+
+def test_killed_server_comes_back_with_everything(durable: Kind) -> None:
+    @running
+    async def test(kind: Kind) -> None:
+        assert kind.redis is not None
+        store, desk = kind.open()
+        term = await held(store)
+        acknowledged = 0
+        server = kind.redis.process
+        assert server is not None
+
+        async def kill() -> None:
+            await asyncio.sleep(0.15)
+            server.send(signal.SIGKILL)
+
+        killing = asyncio.create_task(kill())
+        with pytest.raises(Unavailable):
+            while True:
+                step = acknowledged + 1
+                commit = Commit(jobs={A: a_job(committed=Step(step))}, history=(entry(step),))
+                await store.commit(term, commit)
+                acknowledged = step
+        await killing
+        await asyncio.to_thread(kind.redis.start)
+        # The commit whose answer was lost is repeated: it counts once, whether or not it had been written.
+        await store.commit(term, commit)
+        assert (await desk.get(A)).committed == step
+        kept = await desk.history(A, "0", 100_000)
+        assert [value.at for _, value in kept if isinstance(value, HistoryEntry)][-1] == step
+        assert int(kept[-1][0]) == step
+        assert await store.renew("one", term, 30)
+
+    test(durable)
+
+
+def test_stalled_server_writes_nothing_twice(durable: Kind) -> None:
+    @running
+    async def test(kind: Kind) -> None:
+        assert kind.redis is not None and kind.redis.process is not None
+        store, desk = kind.open(timeout_s=0.4)
+        term = await held(store)
+        await store.commit(term, Commit(jobs={A: a_job()}))
+        commit = Commit(jobs={A: a_job(committed=Step(1))}, history=(entry(1),), steps=(passed(1, 1),))
+        async with stopped(kind.redis, 3.0):
+            for _ in range(4):
+                with pytest.raises(Unavailable):
+                    await store.commit(term, commit)
+            with pytest.raises(Unavailable):
+                await desk.submit(B, SPEC, 1.0, "key", "body")
+            with pytest.raises(Unavailable):
+                await desk.get(A)
+        await until(lambda: store.commit(term, commit))
+        assert await desk.submit(B, SPEC, 1.0, "key", "body") == (B, True)
+        assert len(await desk.history(A, "0", 10)) == len(await desk.steps(A, "0", 10)) == 1
+        assert len(await store.commands("0", 0)) == 1
+        assert len(await desk.history(B, "0", 10)) == 1
+
+    test(durable)
+
+
+def test_health_names_what_is_not_durable(durable: Kind) -> None:
+    @running
+    async def test(kind: Kind) -> None:
+        store, desk = kind.open()
+        assert isinstance(store, RedisStore)
+        await held(store)
+        writes = store._clients.writes
+        try:
+            await writes.config_set("appendfsync", "everysec")
+            assert "appendfsync" in (await desk.health())["durability"]
+        finally:
+            await writes.config_set("appendfsync", "always")
+        assert (await desk.health())["durability"] == "ok"
+
+    test(durable)
+
+
+@asynccontextmanager
+async def stopped(redis: EmbeddedRedis, at_least_s: float) -> AsyncIterator[None]:
+    process, began = redis.process, time.monotonic()
+    assert process is not None
+    process.send(signal.SIGSTOP)
+    try:
+        yield
+        await asyncio.sleep(max(0.0, at_least_s - (time.monotonic() - began)))
+    finally:
+        process.send(signal.SIGCONT)
+
+
+async def until(work: Callable[[], Awaitable[None]]) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                return await work()
+            except Unavailable:
+                await asyncio.sleep(0.05)

@@ -1,0 +1,267 @@
+"""The `everstep` command against a real server: what it prints, and the exit status of everything it may meet."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from api.cli.main import app
+from orchestrator.domain.cluster import Node
+from orchestrator.domain.events import CancelRequested, FaultRequested, NodeRequested
+from orchestrator.domain.ids import Device, Generation, JobId, NodeId
+from orchestrator.domain.job import Cancelled, Failed, Running, Succeeded
+from tests.desk import NOW, a_plan, first_generation
+from tests.served import Served, eventually, serve
+
+pytestmark = pytest.mark.timeout(120)
+JOB = "job-1"
+FILE = {
+    "name": "byte-gpt",
+    "program": "causal_lm",
+    "data": {"files": ["{stdlib}", "texts/*.txt", "/abs/*.py"]},
+    "train": {"steps": 3, "micro_batches": 4, "micro_batch_size": 2, "sequence": 64},
+}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serve(tmp_path) as running:
+        (tmp_path / "server.json").write_text(json.dumps({"url": running.url, "pid": os.getpid()}))
+        yield running
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(FILE))
+    return path
+
+
+def everstep(served: Served | Path, *args: str) -> Result:
+    state_dir = served if isinstance(served, Path) else served.state_dir
+    env = {"EVERSTEP_URL": None, "EVERSTEP_STATE_DIR": str(state_dir), "COLUMNS": "100"}
+    return CliRunner().invoke(app, args, env=env)
+
+
+def running(served: Served, steps: int = 0) -> None:
+    plan = a_plan()
+    served.desk.add(JOB)
+    served.desk.become(JOB, Running(generation=Generation(1), plan=plan), "running", "trains", **first_generation(plan))
+    for number in range(steps):
+        served.desk.step(JOB, loss=5.0 - number)
+
+
+def later(*actions: object) -> threading.Timer:
+    timer = threading.Timer(0.3, lambda: [action() for action in actions])  # type: ignore[operator]
+    timer.start()
+    return timer
+
+
+# --- submit --------------------------------------------------------------------------------------------------------------
+
+
+def test_submit_prints_the_id_and_what_to_do_next(served: Served, job_file: Path) -> None:
+    result = everstep(served, "submit", str(job_file))
+    job = served.desk.job_ids[0]
+    assert result.exit_code == 0
+    assert f"✓ {job} submitted (byte-gpt)" in result.output and f"everstep events -f {job}" in result.output
+
+
+def test_globs_count_from_the_job_files_folder(served: Served, job_file: Path) -> None:
+    everstep(served, "submit", str(job_file))
+    files = served.desk.record(served.desk.job_ids[0]).spec.data.files
+    assert files == ("{stdlib}", str(job_file.parent / "texts/*.txt"), "/abs/*.py")
+
+
+def test_the_same_key_makes_one_job(served: Served, job_file: Path) -> None:
+    ids = {json.loads(everstep(served, "submit", str(job_file), "--key", "k", "--json").stdout)["id"] for _ in range(2)}
+    assert len(ids) == 1 == len(served.desk.job_ids)
+
+
+def test_a_job_file_that_cannot_work_is_exit_2_with_one_clear_sentence(served: Served, job_file: Path) -> None:
+    job_file.write_text(yaml.safe_dump(FILE).replace("steps:", "stepz:"))
+    result = everstep(served, "submit", str(job_file))
+    assert result.exit_code == 2
+    assert 'Refused: unknown key "stepz" of train; did you mean "steps"?' in result.stderr
+    assert "train.steps: is required" in result.stderr
+    job_file.write_text("a: [")
+    result = everstep(served, "submit", str(job_file))
+    assert result.exit_code == 2 and "not YAML at line 1" in result.stderr
+    assert everstep(served, "submit", "/no/such/file").exit_code == 2
+    assert not served.desk.job_ids
+
+
+# --- following -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        (Succeeded(at=NOW), 0, "✓ SUCCEEDED  step 2 of 100"),
+        (Failed(at=NOW, message="rank 3 raised", device=Device(NodeId("node-1"), 0), exit_code=1), 100, "rank 3 raised"),
+        (Cancelled(at=NOW), 103, "■ CANCELLED"),
+    ],
+    ids=["succeeded", "failed", "cancelled"],
+)
+@pytest.mark.parametrize("command", ["events -f job-1", "wait job-1", "logs -f job-1"])
+def test_followers_end_with_the_jobs_result(
+    served: Served, command: str, end: Succeeded | Failed | Cancelled, code: int, words: str
+) -> None:
+    running(served, steps=1)
+    served.write_log(JOB, "node-1/0", "hello from rank 0\n")
+    timer = later(lambda: served.desk.step(JOB, 4.0), lambda: served.desk.become(JOB, end, "ended", "over"))
+    result = everstep(served, *command.split())
+    timer.join()
+    assert result.exit_code == code
+    assert ("hello from rank 0" if "logs" in command else words) in result.output
+
+
+def test_a_followed_submission_shows_steps_events_and_the_end(served: Served, job_file: Path) -> None:
+    def play() -> None:
+        eventually(lambda: bool(served.desk.job_ids))
+        job, plan = served.desk.job_ids[0], a_plan()
+        state = Running(generation=Generation(1), plan=plan)
+        served.desk.become(job, state, "running", "generation 1 trains", **first_generation(plan))
+        for loss in (5.0, 4.0, 3.0):
+            served.desk.step(job, loss)
+        served.desk.become(job, Succeeded(at=NOW), "ended", "all 3 steps are committed")
+
+    player = threading.Thread(target=play)
+    player.start()
+    result = everstep(served, "submit", str(job_file), "--follow")
+    player.join()
+    assert result.exit_code == 0
+    for words in ("submitted", "generation 1 trains", "step 3/3  loss 3.0000", "all 3 steps are committed", "✓ SUCCEEDED"):
+        assert words in result.output, words
+
+
+def test_following_as_json_prints_a_line_per_event_and_the_job_last(served: Served) -> None:
+    running(served, steps=2)
+    served.desk.become(JOB, Succeeded(at=NOW), "ended", "done")
+    result = everstep(served, "events", "-f", JOB, "--json")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line.get("step") for line in lines[:-1]] == [0, 1, 2, 2]
+    assert lines[-1]["id"] == JOB and lines[-1]["status"] == "SUCCEEDED"
+
+
+def test_waiting_too_briefly_is_exit_101(served: Served) -> None:
+    running(served)
+    result = everstep(served, "wait", JOB, "--timeout", "0")
+    assert result.exit_code == 101 and "is RUNNING at step 0 of 100" in result.stderr
+
+
+def test_ctrl_c_detaches_with_130_and_the_job_goes_on(served: Served) -> None:
+    running(served, steps=1)
+    command = [sys.executable, "-m", "api.cli", "--url", served.url, "events", "-f", JOB]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    eventually(lambda: served.desk.readers == 1, within_s=30)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert f"detached; {JOB} goes on" in output
+    assert not served.desk.asked
+
+
+# --- looking -------------------------------------------------------------------------------------------------------------
+
+
+def test_ls_get_and_names(served: Served) -> None:
+    assert "no jobs yet" in everstep(served, "ls").output
+    running(served, steps=2)
+    served.desk.add("job-2", state=Succeeded(at=NOW))
+    listed = everstep(served, "ls").output
+    assert JOB in listed and "● RUNNING" in listed and "2/100" in listed
+    assert [job["id"] for job in json.loads(everstep(served, "ls", "-s", "SUCCEEDED", "--json").stdout)["jobs"]] == [
+        "job-2"
+    ]
+    assert json.loads(everstep(served, "get", "last", "--json").stdout)["id"] == "job-2"
+    assert json.loads(everstep(served, "get", "byte-gpt", "--json").stdout)["id"] == "job-2"
+    page = everstep(served, "get", JOB).output
+    assert "tp2 x pp2 x dp2" in page and "rank 7 node-4/1 pid 4007" in page
+
+
+@pytest.mark.parametrize(
+    "command", ["get job-x", "cancel job-x", "wait job-x", "logs job-x", "events job-x", "events -f job-x"]
+)
+def test_an_unknown_job_is_exit_102(served: Served, command: str) -> None:
+    result = everstep(served, *command.split())
+    assert result.exit_code == 102 and "Not found" in result.stderr
+
+
+def test_an_unknown_name_is_exit_102_and_points_at_the_list(served: Served) -> None:
+    result = everstep(served, "get", "nope")
+    assert result.exit_code == 102 and "see everstep ls" in result.stderr
+
+
+def test_events_and_logs_of_the_past(served: Served) -> None:
+    running(served, steps=1)
+    served.write_log(JOB, "node-1/0", "one\ntwo\n")
+    assert "RUNNING     trains" in everstep(served, "events", JOB).output
+    assert json.loads(everstep(served, "events", JOB, "--json").stdout)["type"] == "running"
+    assert everstep(served, "logs", JOB, "--rank", "0", "-n", "1").stdout == "two\n"
+    assert json.loads(everstep(served, "logs", JOB, "--json").stdout)["device"] == "node-1/0"
+    assert everstep(served, "logs", JOB, "--rank", "9").exit_code == 2
+
+
+# --- commanding ----------------------------------------------------------------------------------------------------------
+
+
+def test_commands_reach_the_supervisor(served: Served) -> None:
+    running(served)
+    served.desk.set_nodes(Node(id=NodeId("node-1"), kind="H100", num_devices=2))
+    results = [
+        everstep(served, *command.split())
+        for command in ("cancel job-1", "add-node B200 --devices 4", "kill rank job-1 3", "kill node node-1")
+    ]
+    assert [result.exit_code for result in results] == [0, 0, 0, 0]
+    assert [type(command) for command in served.desk.asked] == [
+        CancelRequested,
+        NodeRequested,
+        FaultRequested,
+        FaultRequested,
+    ]
+    assert served.desk.asked[0] == CancelRequested(job=JobId(JOB))
+    assert "H100" in everstep(served, "nodes").output
+    assert json.loads(everstep(served, "nodes", "--json").stdout)[0]["id"] == "node-1"
+
+
+def test_what_is_refused_is_exit_1_and_bad_values_are_exit_2(served: Served) -> None:
+    running(served)
+    served.desk.become(JOB, Cancelled(at=NOW), "ended", "cancelled")
+    assert everstep(served, "cancel", JOB).exit_code == 1
+    assert everstep(served, "add-node", "B300").exit_code == 2
+    assert everstep(served, "kill", "node", "node-9").exit_code == 102
+
+
+# --- the server ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_server_is_exit_4_and_says_how_to_start_one(tmp_path: Path) -> None:
+    result = everstep(tmp_path, "ls")
+    assert result.exit_code == 4
+    assert f"no server is running from {tmp_path}" in result.stderr and "everstep up" in result.stderr
+    (tmp_path / "server.json").write_text('{"url": "http://127.0.0.1:9", "pid": 1}')
+    assert everstep(tmp_path, "ls").exit_code == 4
+    assert "none running" in everstep(tmp_path, "version").output
+
+
+def test_version_names_client_and_server(served: Served) -> None:
+    found = json.loads(everstep(served, "version", "--json").stdout)
+    assert found["server"] == "1.2.3" and found["client"]
+
+
+def test_the_cli_loads_no_server_library() -> None:
+    loaded = (
+        "import sys, api.cli.main; print([m for m in ('fastapi', 'ray', 'torch', 'redis', 'uvicorn') if m in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", loaded], text=True) == "[]\n"

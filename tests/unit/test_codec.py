@@ -1,0 +1,121 @@
+"""What was written once stays readable: golden files hold one of every stored and every sent value.
+
+`python -m tests.unit.test_codec` writes golden files that are not there yet; one that is there is never changed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from orchestrator.domain import codec
+from orchestrator.domain.cluster import Node
+from orchestrator.domain.effects import Effect
+from orchestrator.domain.events import HistoryEntry, Input, StepRecord
+from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.job import JobRecord, JobState, Probing, Succeeded
+from orchestrator.domain.protocol import Envelope, HostEvent, HostRequest, Restore
+from tests import samples
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+FILES: dict[str, tuple[Any, Sequence[object]]] = {
+    "states-1": (JobState, samples.STATES),
+    "records-1": (JobRecord, samples.RECORDS),
+    "effects-1": (Effect, samples.EFFECTS),
+    "inputs-1": (Input, samples.INPUTS),
+    "requests-1": (HostRequest, samples.REQUESTS),
+    "envelopes-1": (Envelope, samples.ENVELOPES),
+    "history-1": (HistoryEntry, samples.HISTORY),
+    "steps-1": (StepRecord, samples.STEP_RECORDS),
+    "nodes-1": (tuple[Node, ...], (samples.NODES,)),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_golden_values_decode_equal_and_encode_to_the_same_bytes(name: str) -> None:
+    wanted, values = FILES[name]
+    lines = golden(name)
+    assert len(lines) == len(values)
+    for line, value in zip(lines, values, strict=True):
+        assert codec.loads(wanted, line) == value
+        assert codec.dumps(value) == line.encode()
+
+
+@pytest.mark.parametrize("union", [JobState, Effect, Input, HostRequest, HostEvent, Restore], ids=str)
+def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
+    values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
+    values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
+    assert {type(value) for value in values[union]} == set(get_args(union))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_fields_of_a_later_version_are_ignored(name: str) -> None:
+    wanted, values = FILES[name]
+    for line, value in zip(golden(name), values, strict=True):
+        assert codec.decode(wanted, with_unknown_fields(json.loads(line))) == value
+
+
+def test_missing_fields_take_their_defaults() -> None:
+    (data,) = [json.loads(line) for line in golden("records-1")[:1]]
+    for name in ("incidents", "outbox", "typical_step_s", "hosts"):
+        del data[name]
+    record = codec.decode(JobRecord, data)
+    assert (record.incidents, record.outbox, record.typical_step_s, record.hosts) == ((), {}, None, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "data"),
+    [
+        (JobState, {"kind": "Exploded"}),
+        (JobState, "Probing"),
+        (Probing, "Probing"),
+        (Succeeded, {"kind": "Succeeded"}),
+        (Succeeded, {"kind": "Succeeded", "at": "noon"}),
+        (Succeeded, {"kind": "Succeeded", "at": True}),
+        (int, True),
+        (int, 1.5),
+        (tuple[int, str], [1]),
+        (Device, "no index"),
+    ],
+)
+def test_other_data_is_undecodable(wanted: Any, data: object) -> None:
+    with pytest.raises(codec.Undecodable):
+        codec.decode(wanted, data)
+
+
+def test_floats_and_devices_survive_to_the_bit() -> None:
+    for value in (0.1, 1e-308, float("inf"), -0.0, 1 / 3):
+        assert repr(codec.loads(float, codec.dumps(value))) == repr(value)
+    odd = Device(NodeId("rack/3/node"), 12)
+    assert codec.loads(Device, codec.dumps(odd)) == odd
+
+
+def with_unknown_fields(data: Any) -> Any:
+    if isinstance(data, list):
+        return [with_unknown_fields(item) for item in data]
+    if isinstance(data, dict):
+        grown = {key: with_unknown_fields(item) for key, item in data.items()}
+        return {**grown, "from_the_future": {"kind": "New", "x": [1]}} if codec.KIND in data else grown
+    return data
+
+
+def golden(name: str) -> list[str]:
+    return (GOLDEN / f"{name}.jsonl").read_text().splitlines()
+
+
+def write_missing() -> None:
+    GOLDEN.mkdir(exist_ok=True)
+    for name, (_, values) in FILES.items():
+        path = GOLDEN / f"{name}.jsonl"
+        if not path.exists():
+            path.write_text("".join(codec.dumps(value).decode() + "\n" for value in values))
+            print(f"wrote {path}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    write_missing()
