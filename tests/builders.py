@@ -192,9 +192,11 @@ class Bench:
         return self.tell(ProgramProbed(job=JOB, profile=a_profile()))
 
     def planned(self) -> Bench:
-        """The real planner answers what was asked last."""
-        asked = self.asked()
-        return self.tell(PlanChosen(job=JOB, generation=asked.generation, result=choose(asked)))
+        """The real planner answers what was asked, and what is asked next because of that."""
+        while JOB in self.kernel.jobs and self.record.planning:
+            asked = self.asked()
+            self.tell(PlanChosen(job=JOB, generation=asked.generation, result=choose(asked)))
+        return self
 
     def opened(self, *nodes: NodeId) -> Bench:
         for node in nodes or self.forming_nodes():

@@ -106,13 +106,16 @@ class Host:
                 self._outcomes.popitem(last=False)
         await asyncio.shield(outcome)
 
-    async def poll(self, term: Term, after: int, timeout_s: float) -> tuple[tuple[Envelope, ...], Heartbeat]:
-        """Events numbered above `after` as soon as there are any, none after timeout_s. Events up to `after` are forgotten.
+    async def poll(
+        self, term: Term, after: int, timeout_s: float, acked: int | None = None
+    ) -> tuple[tuple[Envelope, ...], Heartbeat]:
+        """Events numbered above `after` as soon as there are any, none after timeout_s.
 
+        Those up to `acked` (by default `after`) are recorded and forgotten; a new supervisor is told the rest again.
         Raises StaleTerm, also where a higher term speaks up during the wait.
         """
         self._hear(term)
-        envelopes = await self._outbox.fetch(after, timeout_s)
+        envelopes = await self._outbox.fetch(after, timeout_s, acked)
         self._hear(term)
         return envelopes, Heartbeat(term=self._term, ranks=self.sights())
 
@@ -183,8 +186,9 @@ class Host:
         self._formed = form.generation
         frame = order_frame(form)
         for device, seat in self._at.items():
-            if device not in form.plan.seat_of:
-                seat.kill(f"not in the plan of generation {form.generation}")
+            if device not in form.plan.seat_of and device not in form.donors:
+                # Everything it held is held by members or on its way to them; its device is free for others.
+                seat.kill(f"has no part in generation {form.generation}")
             elif seat.is_living:
                 seat.formed = form.generation
                 seat.is_finished = False

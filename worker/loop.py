@@ -28,6 +28,7 @@ from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMem
 from orchestrator.domain.spec import JobSpec
 
 from .checkpoint.writer import CheckpointWriter, Snapshot
+from .donation import Donation
 from .parallel.data import DataAxis, Session
 from .parallel.group import ALONE
 from .parallel.optimizer import adamw
@@ -36,7 +37,7 @@ from .program import Program
 from .progress import Phase, Progress
 from .state.buffers import Buffers, Shape
 from .state.holdings import Holdings
-from .state.relayout import from_checkpoint, from_memory, from_seed
+from .state.relayout import from_checkpoint, from_memory, from_seed, give
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -103,6 +104,14 @@ class Trainer:
             # The generation that committed this step may not have lived to write all of its shards.
             self._save(session)
         return {"build": built - begun, "transfer": moved - built, "gather": gathered - moved}
+
+    def donate(self, donation: Donation, form: FormGeneration) -> None:
+        """Give what this rank holds to members of a generation it has no seat in. Raises Aborted, PeerLost, NotHeld."""
+        assert isinstance(form.restore, FromMemory)
+        self._settle(form.restore)
+        held = self._holdings
+        whole = held if held is not None and not held.torn and held.step == form.restore.step else None
+        give(whole, form.restore.moves, self._me, donation)
 
     def report(self, generation: Generation, lost_peer: Rank | None = None, cause: str = "") -> RankReport:
         """What this rank knows, whatever it was doing when it left."""

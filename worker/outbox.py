@@ -64,9 +64,9 @@ class Outbox:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def fetch(self, after: int, timeout_s: float) -> tuple[Envelope, ...]:
-        """Forget events up to `after` and return those that follow; waits up to timeout_s where there are none."""
-        while self._kept and self._kept[0].envelope.number <= after:
+    async def fetch(self, after: int, timeout_s: float, acked: int | None = None) -> tuple[Envelope, ...]:
+        """Events above `after`, waiting up to timeout_s where there are none; those up to `acked` (by default `after`) are forgotten."""
+        while self._kept and self._kept[0].envelope.number <= (after if acked is None else acked):
             self._kept.popleft()
         if not self._pending(after) and timeout_s > 0:
             with suppress(TimeoutError):

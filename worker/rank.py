@@ -41,6 +41,7 @@ from orchestrator.domain.protocol import (
     Restore,
 )
 
+from .donation import Donation
 from .loop import Trainer
 from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_order, said_frame
 from .page import PageWriter
@@ -122,7 +123,7 @@ class _Rank:
         self._lock = threading.Lock()
         # Under the lock: both threads ask whether the session that is about to begin was closed before it began.
         self._closed = Generation(0)
-        self._session: Session | None = None
+        self._session: Session | Donation | None = None
         self._session_of = Generation(0)
         # The main thread's own.
         self._reported = Generation(0)
@@ -166,6 +167,9 @@ class _Rank:
         session = self._begin(form)
         if session is None:
             return  # closed before it began; the close is in the inbox too and is answered there
+        if isinstance(session, Donation):
+            self._give(trainer, session, form)
+            return
         generation = form.generation
         try:
             began = time.monotonic()
@@ -188,7 +192,21 @@ class _Rank:
             lost = reason.rank if isinstance(reason, PeerLost) and not closed else None
             self._report(trainer, generation, lost, "closed" if closed else str(reason))
 
-    def _begin(self, form: FormGeneration) -> Session | None:
+    def _give(self, trainer: Trainer, donation: Donation, form: FormGeneration) -> None:
+        try:
+            donation.open()
+            trainer.donate(donation, form)
+            donation.close()
+            self._page.phase(Phase.IDLE, form.generation, form.committed)
+        except Exception as error:
+            reason = _why_left(error)
+            closed = self._closed >= form.generation
+            if reason is None and not closed:
+                raise
+            lost = reason.rank if isinstance(reason, PeerLost) and not closed else None
+            self._report(trainer, form.generation, lost, "closed" if closed else str(reason))
+
+    def _begin(self, form: FormGeneration) -> Session | Donation | None:
         order, generation = self._job.order, form.generation
         with self._lock:
             last, self._session = self._session, None
@@ -200,22 +218,40 @@ class _Rank:
                 return None
             self._page.phase(Phase.FORM, generation, form.committed)
             self._session_of = generation
-            self._session = Session(
-                plan=form.plan,
-                profile=order.profile,
-                seat=form.plan.seat_of[self._me],
-                generation=generation,
-                job=order.job,
-                listener=self._listener,
-                addresses=form.addresses,
-                mirrors=order.spec.recovery.mirrors,
-                moves=form.restore.moves if isinstance(form.restore, FromMemory) else (),
-                backend=order.spec.recovery.backend,
-                progress=self._page,
+            self._session = (
+                self._donation(form)
+                if self._me in form.donors
+                else Session(
+                    plan=form.plan,
+                    profile=order.profile,
+                    seat=form.plan.seat_of[self._me],
+                    generation=generation,
+                    job=order.job,
+                    listener=self._listener,
+                    addresses=form.addresses,
+                    mirrors=order.spec.recovery.mirrors,
+                    moves=form.restore.moves if isinstance(form.restore, FromMemory) else (),
+                    backend=order.spec.recovery.backend,
+                    progress=self._page,
+                    donors=form.donors,
+                )
             )
             # Whatever came before is over; nobody waits for a report of it any more.
             self._reported = max(self._reported, Generation(generation - 1))
             return self._session
+
+    def _donation(self, form: FormGeneration) -> Donation:
+        return Donation(
+            plan=form.plan,
+            donors=form.donors,
+            me=self._me,
+            generation=form.generation,
+            job=self._job.order.job,
+            listener=self._listener,
+            addresses=form.addresses,
+            moves=form.restore.moves if isinstance(form.restore, FromMemory) else (),
+            progress=self._page,
+        )
 
     def _report(self, trainer: Trainer, generation: Generation, lost: Rank | None, cause: str) -> None:
         report = trainer.report(generation, lost, cause)

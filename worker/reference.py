@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,6 +39,10 @@ class Alone:
     pp: Group = ALONE
     mirror_of: Rank | None = None
     mirrored: Rank | None = None
+
+    @property
+    def ranks(self) -> Mapping[Device, Rank]:
+        return {self.seat.device: self.seat.rank}
 
     @property
     def seat(self) -> Seat:

@@ -6,7 +6,6 @@ and groups and frees them; it refuses to know steps, parameters and why a genera
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import threading
 from collections.abc import Mapping
@@ -21,11 +20,10 @@ from orchestrator.domain.profile import Profile
 from orchestrator.domain.spec import Backend
 
 from .parallel.carrier import Addressed, Carrier, Handle, LinksCarrier
-from .parallel.forming import COOKIE_BYTES
 from .parallel.gloo import GlooCarrier
 from .parallel.group import Aborted, Group
 from .parallel.links import Links
-from .parallel.mesh import WORLD, Circle, Mesh, mesh
+from .parallel.mesh import WORLD, Circle, Mesh, job_cookie, mesh, ranks_of
 from .parallel.nccl import NcclCarrier
 from .parallel.process_group import LinksProcessGroup
 from .parallel.world import enter_world, leave_world
@@ -63,12 +61,16 @@ class Session:
         moves: tuple[Move, ...],
         backend: Backend,
         progress: Progress,
+        donors: tuple[Device, ...] = (),
         form_timeout_s: float = 10.0,
     ) -> None:
         self.plan = plan
         self.profile = profile
         self.seat = seat
         self.generation = generation
+        self.ranks = ranks_of(plan, donors)
+        """Members and donors."""
+        self._donors = donors
         self._job = job
         self._listener = listener
         self._addresses = addresses
@@ -87,7 +89,7 @@ class Session:
 
     def open(self) -> None:
         """Connect and make the groups. Raises NotFormed after form_timeout_s, Aborted, PeerLost; then close it."""
-        found = mesh(self.plan, self.profile, self.seat, mirrors=self._mirrors, moves=self._moves)
+        found = mesh(self.plan, self.profile, self.seat, mirrors=self._mirrors, moves=self._moves, donors=self._donors)
         links = Links(self.seat.rank)
         with self._gate:
             self._links = links
@@ -99,9 +101,9 @@ class Session:
         try:
             links.form(
                 generation=self.generation,
-                cookie=hashlib.blake2s(self._job.encode(), digest_size=COOKIE_BYTES).digest(),
+                cookie=job_cookie(self._job),
                 listener=self._listener,
-                addresses={seat.rank: self._addresses[seat.device] for seat in self.plan.seats},
+                addresses={rank: self._addresses[device] for device, rank in self.ranks.items()},
                 peers=found.peers | self._introduced(),
                 timeout_s=self._form_timeout_s,
             )
@@ -196,7 +198,7 @@ class Session:
             return GlooCarrier(links, rank, world, self._progress, host)
         if self._backend == "nccl":
             return NcclCarrier(links, rank, world, self._progress)
-        return LinksCarrier(links, rank, world, self._progress)
+        return LinksCarrier(links, rank, len(self.ranks), self._progress)
 
     def _introduced(self) -> frozenset[Rank]:
         """nccl's communicator of the whole generation is named by rank 0, who must reach everybody."""

@@ -92,9 +92,7 @@ def _serve(host: socket.socket, job: rank.Job) -> NoReturn:
             _fork(host, job, me, int(request["seat"]), rank.Inherited(*fds), children)
 
 
-def _fork(
-    host: socket.socket, job: rank.Job, me: Device, seat: int, inherited: rank.Inherited, children: set[int]
-) -> None:
+def _fork(host: socket.socket, job: rank.Job, me: Device, seat: int, inherited: rank.Inherited, children: set[int]) -> None:
     _require_one_thread()
     parent = os.getpid()
     pid = os.fork()

@@ -25,8 +25,8 @@ from .ray_environment import DEVICES_LABEL, KIND_LABEL, NODE_MARK, device_resour
 HEAD = "head"
 OBJECT_STORE_BYTES = 80_000_000
 """The least Ray takes comfortably; messages are small and travel inline."""
-_AGENT = "sleep 2147483647"
-"""Ray insists on two agents per node (metrics, runtime environments) and wants their processes to live."""
+_AGENT = subprocess.list2cmdline(["sh", "-c", "exec sleep 2147483647", "agent"])
+"""Ray insists on two agents per node (metrics, runtime environments) and ends the node when one of them ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,20 @@ def start(order: Order) -> dict[str, int]:
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    class QuietNode(Node):  # type: ignore[misc]
+    class QuietNode(Node):
         """Ray's own set-up of sessions, folders and the GCS, with our raylet."""
 
         def start_api_server(self, **_: Any) -> None:
             """None is wanted."""
 
-        def start_raylet(self, plasma_directory: str, fallback_directory: str, object_store_memory: int, **_: Any) -> None:
+        def start_raylet(
+            self,
+            plasma_directory: str,
+            fallback_directory: str,
+            object_store_memory: int,
+            use_valgrind: bool = False,
+            use_profiler: bool = False,
+        ) -> Any:
             params = self._ray_params
             command = _raylet_command(self, plasma_directory, fallback_directory, object_store_memory)
             with (Path(self._logs_dir) / f"raylet-{params.node_name}.log").open("ab") as log:
@@ -80,11 +87,13 @@ def start(order: Order) -> dict[str, int]:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    env={**os.environ, **params.env_vars},
+                    env={**os.environ, **(params.env_vars or {})},
                 )
 
     def launch(name: str, node: NodeOrder | None, address: str | None) -> Any:
-        resources = {} if node is None else {pin_resource(name): 1, device_resource(name): node.num_devices}
+        resources: dict[str, float] = (
+            {} if node is None else {pin_resource(name): 1, device_resource(name): node.num_devices}
+        )
         labels = {} if node is None else {KIND_LABEL: node.kind, DEVICES_LABEL: str(node.num_devices)}
         sockets = Path(order.temp_dir) / "sockets"
         sockets.mkdir(exist_ok=True)
@@ -104,7 +113,7 @@ def start(order: Order) -> dict[str, int]:
             plasma_store_socket_name=str(sockets / f"{name}.store"),
             env_vars={NODE_MARK: name},
             include_dashboard=False,
-            include_log_monitor=False,
+            include_log_monitor=False,  # type: ignore[arg-type]
             no_monitor=True,
         )
         return QuietNode(params, head=node is None, shutdown_at_exit=False, spawn_reaper=False)

@@ -79,7 +79,7 @@ def _encoder(kind: Any) -> Convert:
     raise TypeError(f"{kind.__name__} is not a domain value")
 
 
-def _dataclass_encoder(kind: type) -> Convert:
+def _dataclass_encoder(kind: Any) -> Convert:
     name, fields = kind.__name__, _fields(kind)
 
     def convert(value: Any) -> Any:

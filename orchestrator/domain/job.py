@@ -127,6 +127,8 @@ class Reforming:
     lost: frozenset[Device] = frozenset()
     attempt: int = 1
     waiting: str | None = None
+    is_patient: bool = False
+    """Silent hosts are waited for longer, because they may hold the only copy of something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

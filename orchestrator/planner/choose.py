@@ -53,7 +53,10 @@ def choose(request: ChoosePlan) -> Plan | Infeasible:
     for degrees in _degrees(request, total):
         groups = _groups(islands, degrees, request.keep)
         if groups is None:
-            why_not = why_not or f"{degrees} does not fit: tp {degrees.tp} needs that many devices free on one node"
+            why_not = why_not or (
+                f"{degrees} needs {degrees.tp} devices on one node {degrees.pp * degrees.dp} times, "
+                f"{sum(len(island) // degrees.tp for island in islands)} are usable; lower tp or wait for a node"
+            )
             continue
         short = _too_big(request, degrees, groups)
         if short:

@@ -85,7 +85,7 @@ class Checker:
         step = state.closing.settlement.step
         held: list[Interval] = []
         for (job, node), host in sorted(self._world.hosts.items()):
-            if job != record.id or node not in record.hosts or host.is_gone:
+            if job != record.id or node not in record.hosts - record.avoided or host.is_gone:
                 continue
             for rank in host.ranks.values():
                 memory = rank.memory

@@ -79,7 +79,7 @@ class SimRank:
 
     def close(self, generation: Generation) -> None:
         self.closed = max(self.closed, generation)
-        if self.host.world.rng.random() < STUCK:
+        if self.host.world.rng.random() < STUCK and not self.host.world.scenario.gentle:
             return
         if self.arena is not None and self.arena.generation <= generation:
             self.leave(None, "closed")

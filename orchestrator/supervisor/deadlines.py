@@ -18,6 +18,8 @@ FORM_S = 60.0
 """Connecting, restoring and the first step's warm-up."""
 REPORT_MARGIN_S = 1.5
 """Beyond leave_s, after which a host kills a rank that has not left and reports it as exited."""
+PATIENCE_S = 30.0
+"""After that, for silent hosts that may hold the only copy of something: waiting is cheaper than training it again."""
 RETRY_S = 10.0
 """Before a host is asked for again on a node where one ended or could not be started."""
 STOP_S = 20.0
@@ -45,7 +47,9 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
         case Reforming(closing=closing, forming=next_one):
             found = _retry(record, closing.generation) if next_one is None else {}
             if closing.settlement is None:
-                if has_left(closing, state.lost):
+                if state.is_patient:
+                    found[f"patience:{closing.generation}"] = PATIENCE_S
+                elif has_left(closing, state.lost):
                     found[f"settle:{closing.generation}"] = record.spec.recovery.leave_s + REPORT_MARGIN_S
                 else:
                     found.update(_isolated(record, closing.generation))

@@ -116,6 +116,12 @@ def try_form(draft: Draft) -> None:
         )
 
 
+def loses_steps(draft: Draft, settlement: Settlement) -> bool:
+    """Whether committed steps would have to be run again if the next generation had to start from what is at hand."""
+    plan = draft.record.plans.get(settlement.generation)
+    return plan is not None and _choose(draft, plan, settlement).step < settlement.step
+
+
 def rank_ready(draft: Draft, device: Device, generation: Generation, phases: dict[str, float]) -> None:
     forming = current_forming(draft)
     if forming is None or generation != forming.generation or not forming.formed:
@@ -172,16 +178,20 @@ def _prepare(draft: Draft, forming: Forming, node: NodeId) -> None:
 
 
 def _restore(draft: Draft, forming: Forming, settlement: Settlement | None) -> RestorePlan:
-    record = draft.record
     if settlement is None:
-        return cold_restore(record.checkpoint)
+        return cold_restore(draft.record.checkpoint)
+    return _choose(draft, forming.plan, settlement)
+
+
+def _choose(draft: Draft, target: Plan, settlement: Settlement) -> RestorePlan:
+    record = draft.record
     assert record.profile is not None
     living = frozenset(record.pids) - (draft.state.lost if isinstance(draft.state, Reforming) else frozenset())
     return choose_restore(
         settlement=settlement,
         plans=record.plans,
         usable=living,
-        target=forming.plan,
+        target=target,
         profile=record.profile,
         mirrors=record.spec.recovery.mirrors,
         checkpoint=record.checkpoint,

@@ -68,7 +68,7 @@ from orchestrator.domain.protocol import (
 from .deadlines import deadlines
 from .draft import Draft
 from .forming import begin_forming, host_opened, open_host, rank_ready, seats_prepared
-from .reforming import begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
+from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
 from .stopping import abandon_hosts, host_closed, stop
 from .training import (
     checkpoint_committed,
@@ -222,7 +222,8 @@ class _Cycle:
 
     def _free_for(self, job: JobId) -> frozenset[Device]:
         if self.nodes is None:  # what it holds is all that it is known to have
-            return _claimed(self._draft(job).record)
+            draft = self._draft(job)
+            return _claimed(draft.before) | _claimed(draft.record)
         taken = {
             device
             for other, record in self.jobs.items()
@@ -325,7 +326,9 @@ def _deadline_passed(draft: Draft, key: str) -> None:
             stop(draft, Failed(at=draft.now, message="the program could not be described in time; see its imports"))
         case "stop":
             abandon_hosts(draft)
-        case "settle" | "isolated":
+        case "settle":
+            ask_for_patience(draft)
+        case "patience" | "isolated":
             give_up_waiting(draft)
         case "grow":
             _give_up_growing(draft)

@@ -14,7 +14,7 @@ from orchestrator.domain.protocol import CloseGeneration, CloseHost
 from orchestrator.recovery.settle import settle
 
 from .draft import Draft
-from .forming import at_work, begin_forming, prepare_again, try_form
+from .forming import at_work, begin_forming, loses_steps, prepare_again, try_form
 from .stopping import stop
 from .training import record_step
 
@@ -142,7 +142,7 @@ def rank_exited(draft: Draft, device: Device, report: RankReport, fault: Fault) 
 
 
 def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) -> None:
-    """A host's process is known to have ended, and its ranks with it; or it is given up, and closed when it can be reached."""
+    """A host's process is known to have ended, and its ranks with it; or it is given up, and closed once reached."""
     if not isinstance(draft.state, Running | Starting | Reforming):
         return  # the job ended with an earlier one
     had = frozenset(device for device in draft.record.pids if device.node == node)
@@ -241,6 +241,21 @@ def try_settle(draft: Draft) -> None:
 
 def _record_unreported(draft: Draft, generation: Generation, answer: Answer) -> None:
     record_step(draft, generation, answer, draft.now)
+
+
+def ask_for_patience(draft: Draft) -> None:
+    """The deadline for reports ran out. Silent hosts are given up, unless that would cost committed steps."""
+    state = draft.state
+    assert isinstance(state, Reforming)
+    record = draft.record
+    found = settle(state.closing.generation, record.committed, record.last_answer, state.closing.reports)
+    if not loses_steps(draft, found):
+        give_up_waiting(draft)
+        return
+    silent = ", ".join(sorted({device.node for device in state.closing.awaited}))
+    reason = f"{silent} did not report and may hold the only copy of what step {found.step} needs"
+    draft.become(replace(state, is_patient=True))
+    draft.say("waiting", reason)
 
 
 def give_up_waiting(draft: Draft) -> None:

@@ -182,6 +182,8 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     assert not torch.equal(PROGRAM.initial(spec, q), PROGRAM.initial(a_spec(train={"seed": 1}), q))
     assert torch.equal(PROGRAM.initial(spec, lines["final_norm"]), torch.ones(32))
     assert PROGRAM.initial(spec, q).std().item() == pytest.approx(0.02, rel=0.1)
+    assert PROGRAM.initial(spec, lines["embedding"]).std().item() == pytest.approx(1.0, rel=0.05)
+    assert PROGRAM.initial(a_spec(tied=True), lines["embedding"]).std().item() == pytest.approx(0.02, rel=0.05)
     assert PROGRAM.initial(spec, o).std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.1)
 
 

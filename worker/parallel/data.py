@@ -11,12 +11,12 @@ travel the session's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
-from orchestrator.domain.ids import Generation, Rank
+from orchestrator.domain.ids import Device, Generation, Rank
 from orchestrator.domain.layout import Bucket
 from orchestrator.domain.plan import Plan, Seat
 
@@ -38,6 +38,10 @@ class Session(Protocol):
     def generation(self) -> Generation: ...
     @property
     def plan(self) -> Plan: ...
+    @property
+    def ranks(self) -> Mapping[Device, Rank]:
+        """Members and donors."""
+
     @property
     def seat(self) -> Seat: ...
     @property

@@ -12,13 +12,16 @@ Pure: every rank derives the same channels from the same plan, so nobody has to 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from orchestrator.domain.ids import Rank
+from orchestrator.domain.ids import Device, JobId, Rank
 from orchestrator.domain.layout import Move, buckets, partners
 from orchestrator.domain.plan import Plan, Seat
 from orchestrator.domain.profile import Profile
+
+from .forming import COOKIE_BYTES
 
 EXCHANGE, STORE, WORLD = 0, 1, 2
 """Channels below those of the groups."""
@@ -48,12 +51,31 @@ class Mesh:
     peers: frozenset[Rank]
 
 
-def mesh(plan: Plan, profile: Profile, seat: Seat, *, mirrors: int, moves: Iterable[Move] = ()) -> Mesh:
+def ranks_of(plan: Plan, donors: tuple[Device, ...] = ()) -> dict[Device, Rank]:
+    """Members' ranks, then those of survivors without a seat that give what they hold."""
+    members = {device: seat.rank for device, seat in plan.seat_of.items()}
+    return members | {device: Rank(plan.world_size + place) for place, device in enumerate(donors)}
+
+
+def job_cookie(job: JobId) -> bytes:
+    """Names the job in every hello, so that two jobs' ranks never take each other for peers."""
+    return hashlib.blake2s(job.encode(), digest_size=COOKIE_BYTES).digest()
+
+
+def mesh(
+    plan: Plan,
+    profile: Profile,
+    seat: Seat,
+    *,
+    mirrors: int,
+    moves: Iterable[Move] = (),
+    donors: tuple[Device, ...] = (),
+) -> Mesh:
     """What the rank in `seat` sees. mirrors: 0 or 1; moves: the transfers this generation starts with."""
     me = seat.rank
     tp, pp, across, shared = _circles(plan, profile)
     partner = partners(plan) if mirrors else {}
-    rank_of = {device: other.rank for device, other in plan.seat_of.items()}
+    rank_of = ranks_of(plan, donors)
     mirror_of = next((rank_of[mirror] for owner, mirror in partner.items() if owner == seat.device), None)
     mirrored = next((rank_of[owner] for owner, mirror in partner.items() if mirror == seat.device), None)
     mine = Mesh(

@@ -22,8 +22,8 @@ from worker.progress import Progress, Unwatched
 
 from .links import Links
 from .memory import bytes_of, cut, dense, landing
-from .operator import Operator, operator_of
 from .pending import Pending
+from .reduction import Operator, operator_of
 
 DIRECT_BYTES = 1 << 15
 """Up to here one round of whole tensors is cheaper than two rounds of parts."""

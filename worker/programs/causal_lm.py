@@ -9,6 +9,8 @@ It satisfies `worker.program.Program` and knows nothing of plans, generations or
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -47,12 +49,18 @@ class CausalLM:
 
     def initial(self, spec: JobSpec, line: Line) -> torch.Tensor:
         """Norms one, matrices normal; flat fp32, the same whatever the plan."""
-        use = line.name.rpartition(".")[2]
+        settings, use = read_settings(spec), line.name.rpartition(".")[2]
         if use.endswith("norm"):
             return torch.ones(line.numel)
-        # Each block adds two matrices' output to the residual stream: keep its variance independent of depth.
-        num_residuals = 2 * read_settings(spec).layers if use in ("o", "down") else 1
-        return normal(line.numel, spec.train.seed, "initial", line.name).mul_(INITIAL_STD * num_residuals**-0.5)
+        std = INITIAL_STD
+        if use in ("o", "down"):
+            # Each block adds two matrices' output to the residual stream: keep its variance independent of depth.
+            std /= math.sqrt(2 * settings.layers)
+        elif use == "embedding" and not settings.tied:
+            # The first norm divides by these: rows of 0.02 make it amplify every update fiftyfold, and two runs that
+            # differ in the order of a sum then part within 100 steps. A tied line is a head as well and must stay small.
+            std = 1.0
+        return normal(line.numel, spec.train.seed, "initial", line.name).mul_(std)
 
     def build(self, spec: JobSpec, first: int, last: int, tp: Group, leaves: Leaves) -> StageModule:
         """Layers first..last-1 around `leaves`, on the device those are on."""

@@ -19,6 +19,7 @@ from orchestrator.domain.profile import Interval, Profile
 from orchestrator.domain.spec import JobSpec
 
 from ..checkpoint.reader import read
+from ..donation import Donation
 from ..parallel.data import Session
 from ..program import Program
 from .holdings import KINDS, Holdings
@@ -49,12 +50,24 @@ def from_checkpoint(holdings: Holdings, path: Path) -> None:
         holdings.fill(interval, torch.stack([pieces[interval, kind] for kind in KINDS]))
 
 
+def give(old: Holdings | None, moves: Sequence[Move], me: Device, donation: Donation) -> None:
+    """A donor's half of `from_memory`. Raises NotHeld."""
+    outgoing: dict[Rank, list[Interval]] = defaultdict(list)
+    for move in moves:
+        if move.source == me:
+            if old is None or not old.covers(move.interval):
+                raise NotHeld(f"{me} was to provide {move.interval}, which it does not hold; restore from a checkpoint")
+            outgoing[donation.ranks[move.target]].append(move.interval)
+    assert old is not None or not outgoing
+    donation.exchange([(rank, _message(old, outgoing[rank])) for rank in sorted(outgoing) if old is not None], [])
+
+
 def from_memory(holdings: Holdings, old: Holdings | None, moves: Sequence[Move], me: Device, session: Session) -> None:
     """Keep what this device has, exchange the rest. Every rank of the generation calls this with the same moves.
 
     Raises NotHeld where `old` lacks an interval this device is the source of.
     """
-    ranks = session.plan.seat_of
+    ranks = session.ranks
     outgoing: dict[Rank, list[Interval]] = defaultdict(list)
     incoming: dict[Rank, list[Interval]] = defaultdict(list)
     for move in moves:
@@ -64,9 +77,9 @@ def from_memory(holdings: Holdings, old: Holdings | None, moves: Sequence[Move],
             if move.target == me:
                 holdings.fill(move.interval, _joined(old.views(move.interval)))
             else:
-                outgoing[ranks[move.target].rank].append(move.interval)
+                outgoing[ranks[move.target]].append(move.interval)
         elif move.target == me:
-            incoming[ranks[move.source].rank].append(move.interval)
+            incoming[ranks[move.source]].append(move.interval)
     # One message per pair of ranks, in order of rank, so that both ends agree without another word.
     sends = [(rank, _message(old, outgoing[rank])) for rank in sorted(outgoing) if old is not None]
     receives = [(rank, torch.empty(3, _total(incoming[rank]), device=holdings.state.device)) for rank in sorted(incoming)]

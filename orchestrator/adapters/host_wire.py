@@ -1,0 +1,72 @@
+"""What crosses between the supervisor's process and a host's: the codec's bytes, with the protocol's version in front.
+
+Exceptions do not cross: a reply says what was refused, so that neither side unpickles the other's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from orchestrator.domain import codec
+from orchestrator.domain.errors import EverstepError, StaleTerm
+from orchestrator.domain.ids import EffectId, Term
+from orchestrator.domain.protocol import PROTOCOL_VERSION, Envelope, HostRequest
+
+READABLE = (PROTOCOL_VERSION,)
+"""Versions understood here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    term: Term
+    effect: EffectId
+    request: HostRequest
+    version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poll:
+    term: Term
+    after: int
+    acked: int
+    wait_s: float
+    version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """stale and refused: what was raised, in words."""
+
+    envelopes: tuple[Envelope, ...] = ()
+    stale: str | None = None
+    refused: str | None = None
+    version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """Where a host listens for as long as it lives; whoever connects is sent `greeting` and then nothing more."""
+
+    address: str
+    port: int
+    greeting: str
+    pid: int
+
+
+M = TypeVar("M", Call, Poll, Reply)
+
+
+def read(wanted: type[M], data: bytes) -> M:
+    """Raises EverstepError where the other side speaks a version that is not understood here."""
+    message = codec.loads(wanted, data)
+    if message.version not in READABLE:
+        raise EverstepError(f"protocol {message.version} is not understood, only {READABLE}; run one version everywhere")
+    return message
+
+
+def raise_for(reply: Reply) -> None:
+    if reply.stale is not None:
+        raise StaleTerm(reply.stale)
+    if reply.refused is not None:
+        raise EverstepError(f"the host refused: {reply.refused}")

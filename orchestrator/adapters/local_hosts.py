@@ -1,0 +1,72 @@
+"""The cluster's in-memory twin: nodes are entries in a table, hosts live in this process, ranks are real processes.
+
+For tests and benchmarks of everything but Ray; what a host does is not faked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.domain.cluster import Node, NodeStatus
+from orchestrator.domain.errors import NotFound
+from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
+from orchestrator.domain.protocol import CloseHost, Envelope, HostRequest, OpenHost
+from orchestrator.ports import HostGone
+from worker.host import Host
+
+
+class LocalHosts:
+    """ports.Cluster and ports.NodeProvider."""
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self._nodes = {node.id: node for node in nodes}
+        self._hosts: dict[tuple[JobId, NodeId], Host] = {}
+        self._added = 0
+
+    async def nodes(self) -> tuple[Node, ...]:
+        return tuple(self._nodes[node] for node in sorted(self._nodes))
+
+    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostRequest) -> None:
+        host = self._hosts.get((job, node))
+        if host is None and isinstance(request, CloseHost):
+            return
+        if self._nodes[node].status is NodeStatus.LOST:
+            raise HostGone(f"{node} was killed")
+        if host is None:
+            if not isinstance(request, OpenHost):
+                raise HostGone(f"there is no host of {job} on {node}")
+            host = self._hosts[job, node] = Host()
+        await host.handle(term, effect, request)
+        if isinstance(request, CloseHost):
+            self._hosts.pop((job, node), None)
+
+    async def poll(
+        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float
+    ) -> tuple[Envelope, ...]:
+        host = self._hosts.get((job, node))
+        if host is None or self._nodes[node].status is NodeStatus.LOST:
+            raise HostGone(f"there is no host of {job} on {node}")
+        envelopes, _ = await host.poll(term, after, wait_s, acked)
+        if self._nodes[node].status is NodeStatus.LOST:
+            raise HostGone(f"{node} was killed")
+        return envelopes
+
+    async def add(self, kind: str, num_devices: int) -> NodeId:
+        self._added += 1
+        node = NodeId(f"added-{self._added}")
+        self._nodes[node] = Node(id=node, kind=kind, num_devices=num_devices)
+        return node
+
+    async def kill(self, node: NodeId) -> None:
+        if node not in self._nodes:
+            raise NotFound(f"node {node} does not exist")
+        self._nodes[node] = replace(self._nodes[node], status=NodeStatus.LOST)
+        for (job, at), host in list(self._hosts.items()):
+            if at == node:
+                del self._hosts[job, at]
+                await host.handle(Term(1 << 62), EffectId("killed"), CloseHost())
+
+    async def close(self) -> None:
+        for host in self._hosts.values():
+            await host.handle(Term(1 << 62), EffectId("closed"), CloseHost())
+        self._hosts.clear()

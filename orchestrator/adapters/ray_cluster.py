@@ -1,0 +1,308 @@
+"""Nodes and hosts on a Ray cluster, seen from the supervisor's process.
+
+A host is a detached actor with a fixed name, so a supervisor that starts finds it again. What Ray says and what a host's
+own socket says are told apart as evidence (HostGone) or silence (HostUnreachable); what follows from either is not decided
+here. Ray's blocking calls run on threads: a GCS that is away must not stop the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+
+from orchestrator.domain import codec
+from orchestrator.domain.cluster import Node, NodeStatus
+from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable
+from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
+from orchestrator.domain.protocol import CloseHost, Envelope, HostRequest, OpenHost
+from orchestrator.ports import HostGone, HostUnreachable
+
+from .host_wire import Call, Poll, Pulse, Reply, raise_for, read
+from .pulse import until_gone
+from .ray_environment import (
+    DEVICES_LABEL,
+    KIND_LABEL,
+    NAMESPACE,
+    RayEnvironment,
+    device_resource,
+    pin_resource,
+)
+
+CALL_S = 5.0
+OPEN_S = 60.0
+"""A worker process of Ray's has to start and import."""
+CLOSE_S = 15.0
+POLL_GRACE_S = 1.5
+"""Beyond the wait that was asked for."""
+TABLE_S = 1.0
+"""How long Ray's node table may take before the last one known is used."""
+KEEP_LOST_S = 600.0
+
+log = structlog.get_logger()
+T = TypeVar("T")
+Key = tuple[JobId, NodeId]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A living host as far as anybody knows. gone: completes with the evidence, in words."""
+
+    actor: Any
+    gone: asyncio.Task[str]
+
+
+class RayCluster:
+    """is_alive: what the provider of a node knows of its processes, None where it cannot say."""
+
+    def __init__(
+        self,
+        address: str,
+        environment: RayEnvironment,
+        *,
+        is_alive: Callable[[NodeId], bool | None] = lambda _: None,
+    ) -> None:
+        self._address = address
+        self._environment = environment
+        self._is_alive = is_alive
+        self._lines: dict[Key, _Line] = {}
+        self._opening: dict[Key, asyncio.Lock] = {}
+        self._table: tuple[Node, ...] = ()
+        self._reading: asyncio.Task[tuple[Node, ...]] | None = None
+        self._lost_since: dict[NodeId, float] = {}
+
+    async def start(self) -> None:
+        """Connect as a driver; blocks for as long as that takes, once. Raises Unavailable."""
+        self._connect()
+
+    async def close(self) -> None:
+        """Let go; hosts live on."""
+        for line in self._lines.values():
+            line.gone.cancel()
+        self._lines.clear()
+        if self._reading is not None:
+            self._reading.cancel()
+        await asyncio.to_thread(_ray().shutdown)
+
+    # --- nodes ------------------------------------------------------------------------------------------------------------
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Ray's table, corrected by what the provider knows sooner. A GCS that does not answer changes nothing."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(asyncio.to_thread(_node_table))
+        done, _ = await asyncio.wait({self._reading}, timeout=TABLE_S)
+        if done:
+            reading, self._reading = self._reading, None
+            if reading.exception() is None:
+                self._table = reading.result()
+        now = time.monotonic()
+        return tuple(node for node in map(self._judged, self._table) if self._is_shown(node, now))
+
+    def _judged(self, node: Node) -> Node:
+        is_lost = node.status is NodeStatus.LOST or node.id in self._lost_since or self._is_alive(node.id) is False
+        if is_lost:
+            self._lost_since.setdefault(node.id, time.monotonic())
+        return Node(
+            id=node.id,
+            kind=node.kind,
+            num_devices=node.num_devices,
+            status=NodeStatus.LOST if is_lost else NodeStatus.UP,
+            address=node.address,
+        )
+
+    def _is_shown(self, node: Node, now: float) -> bool:
+        return node.id not in self._lost_since or now - self._lost_since[node.id] < KEEP_LOST_S
+
+    # --- hosts ------------------------------------------------------------------------------------------------------------
+
+    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostRequest) -> None:
+        data = codec.dumps(Call(term=term, effect=effect, request=request))
+        match request:
+            case OpenHost():
+                line = await self._open(job, node, request)
+                await self._ask(line, "handle", data, CALL_S)
+            case CloseHost():
+                await self._close(job, node, data)
+            case _:
+                await self._ask(await self._attach(job, node), "handle", data, CALL_S)
+
+    async def poll(
+        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float
+    ) -> tuple[Envelope, ...]:
+        line = await self._attach(job, node)
+        data = codec.dumps(Poll(term=term, after=after, acked=acked, wait_s=wait_s))
+        return (await self._ask(line, "poll", data, wait_s + POLL_GRACE_S)).envelopes
+
+    async def _open(self, job: JobId, node: NodeId, request: OpenHost) -> _Line:
+        """The host with this name, made where there is none."""
+        async with self._opening.setdefault((job, node), asyncio.Lock()):
+            known = self._lines.get((job, node))
+            if known is not None and not known.gone.done():
+                return known
+            if self._is_alive(node) is False:
+                raise HostGone(f"node {node} has ended")
+            actor = await self._in_thread(lambda: self._make(job, node, request.num_devices), OPEN_S)
+            return await self._watch(job, node, actor, OPEN_S)
+
+    def _make(self, job: JobId, node: NodeId, num_devices: int) -> Any:
+        from .ray_host import MAX_CONCURRENCY, RayHost
+
+        address = next((one.address for one in self._table or _node_table() if one.id == node), "127.0.0.1")
+        options: dict[str, Any] = {
+            "name": actor_name(job, node),
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": MAX_CONCURRENCY,
+            "num_cpus": 0,
+            "resources": {pin_resource(node): 0.001, device_resource(node): num_devices},
+        }
+        return _ray().remote(RayHost).options(**options).remote(address)
+
+    async def _attach(self, job: JobId, node: NodeId) -> _Line:
+        """The host with this name, from an earlier supervisor's time if need be."""
+        known = self._lines.get((job, node))
+        if known is not None:
+            return known
+        async with self._opening.setdefault((job, node), asyncio.Lock()):
+            if (known := self._lines.get((job, node))) is not None:
+                return known
+            if self._is_alive(node) is False:
+                raise HostGone(f"node {node} has ended")
+            actor = await self._find(job, node)
+            if actor is None:
+                raise HostGone(f"Ray knows no living host of {job} on {node}")
+            return await self._watch(job, node, actor, CALL_S)
+
+    async def _find(self, job: JobId, node: NodeId) -> Any | None:
+        try:
+            return await self._in_thread(lambda: _ray().get_actor(actor_name(job, node), namespace=NAMESPACE), CALL_S)
+        except ValueError:  # Ray's way to say that there is none
+            return None
+
+    async def _watch(self, job: JobId, node: NodeId, actor: Any, timeout_s: float) -> _Line:
+        pulse = codec.loads(Pulse, await self._answer(actor.pulse.remote(), None, timeout_s))
+        line = _Line(actor, asyncio.create_task(until_gone(pulse)))
+        self._lines[job, node] = line
+        return line
+
+    async def _close(self, job: JobId, node: NodeId, data: bytes) -> None:
+        """In order where it answers, by force where it refuses; no host is no error."""
+        try:
+            line = await self._attach(job, node)
+        except HostGone:
+            self._forget(job, node)
+            return
+        try:
+            await self._ask(line, "handle", data, CLOSE_S)
+        except HostGone:
+            self._forget(job, node)
+            return
+        except StaleTerm:
+            raise
+        except EverstepError as error:
+            log.warning("host_refused_to_close", job=job, node=node, error=str(error))
+        await self._in_thread(lambda: _ray().kill(line.actor, no_restart=True), CALL_S)
+        await asyncio.wait({line.gone}, timeout=CALL_S)
+        self._forget(job, node)
+
+    def _forget(self, job: JobId, node: NodeId) -> None:
+        if (line := self._lines.pop((job, node), None)) is not None:
+            line.gone.cancel()
+
+    # --- answers ----------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, line: _Line, method: str, data: bytes, timeout_s: float) -> Reply:
+        if line.gone.done():
+            raise HostGone(line.gone.result())
+        answer = await self._answer(getattr(line.actor, method).remote(data), line.gone, timeout_s)
+        reply = read(Reply, answer)
+        raise_for(reply)
+        return reply
+
+    async def _answer(self, reference: Any, gone: asyncio.Task[str] | None, timeout_s: float) -> bytes:
+        """A method's answer, or the first thing that makes waiting for it pointless."""
+        errors = _ray().exceptions
+        answer = asyncio.ensure_future(_result(reference))
+        waited: set[asyncio.Future[Any]] = {answer} if gone is None else {answer, gone}
+        try:
+            await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+        except (errors.ActorDiedError, errors.ActorUnschedulableError) as error:
+            raise HostGone(_first_line(error)) from error
+        except (errors.RayActorError, errors.GetTimeoutError, errors.RaySystemError) as error:
+            raise HostUnreachable(_first_line(error)) from error
+        finally:
+            answer.cancel()
+        if gone is not None and gone.done():
+            raise HostGone(gone.result())
+        raise HostUnreachable(f"no answer within {timeout_s:g} s")
+
+    async def _in_thread(self, work: Callable[[], T], timeout_s: float) -> T:
+        """A blocking call of Ray's. Its thread may outlive the wait."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(work), timeout_s)
+        except TimeoutError as error:
+            raise HostUnreachable(f"Ray did not answer within {timeout_s:g} s") from error
+
+    def _connect(self) -> None:
+        os.environ.update(self._environment.variables({}))
+        os.environ.pop("RAY_ADDRESS", None)
+        try:
+            _ray().init(
+                address=self._address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level="warning",
+                configure_logging=False,
+                _temp_dir=str(self._environment.temp_dir),
+            )
+        except (ConnectionError, RuntimeError, TimeoutError) as error:
+            said = f"no Ray cluster answers at {self._address} ({_first_line(error)}); see that it runs with this token"
+            raise Unavailable(said) from error
+
+
+def actor_name(job: JobId, node: NodeId) -> str:
+    return f"everstep-{job}-{node}"
+
+
+def _node_table() -> tuple[Node, ...]:
+    """Nodes of ours in Ray's table; the newest where a name comes twice."""
+    found: dict[NodeId, Node] = {}
+    rows: list[Mapping[str, Any]] = _ray().nodes()
+    for row in sorted(rows, key=lambda row: bool(row["Alive"])):
+        labels: Mapping[str, str] = row.get("Labels") or {}
+        if KIND_LABEL in labels:
+            id = NodeId(row["NodeName"])
+            found[id] = Node(
+                id=id,
+                kind=labels[KIND_LABEL],
+                num_devices=int(labels[DEVICES_LABEL]),
+                status=NodeStatus.UP if row["Alive"] else NodeStatus.LOST,
+                address=row["NodeManagerAddress"],
+            )
+    return tuple(found[id] for id in sorted(found))
+
+
+async def _result(reference: Awaitable[bytes]) -> bytes:
+    return await reference
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _ray() -> Any:
+    """Imported late: it reads the environment when it is."""
+    import ray
+
+    return ray

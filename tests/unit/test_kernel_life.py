@@ -1,0 +1,338 @@
+"""A job's life without trouble: submitted, probed, planned, opened, prepared, formed, trained, saved, ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.domain.effects import AddNode, ChoosePlan, KillNode, ProbeProgram
+from orchestrator.domain.events import (
+    CancelRequested,
+    CheckpointFailed,
+    DeadlinePassed,
+    EffectDone,
+    FaultKind,
+    FaultRequested,
+    HostClosed,
+    JobSubmitted,
+    NodeRequested,
+    PlanChosen,
+    ProgramRefused,
+)
+from orchestrator.domain.ids import EffectId, Generation, JobId, NodeId, Step
+from orchestrator.domain.job import (
+    TERMINAL,
+    Cancelled,
+    Failed,
+    Probing,
+    Queued,
+    Reforming,
+    Running,
+    Starting,
+    Stopping,
+    Succeeded,
+)
+from orchestrator.domain.plan import Infeasible
+from orchestrator.domain.protocol import (
+    CloseHost,
+    FormGeneration,
+    FromSeed,
+    HostFailed,
+    KillRank,
+    OpenHost,
+    PrepareSeats,
+    RankReady,
+)
+from orchestrator.planner.choose import choose
+from orchestrator.supervisor.deadlines import deadlines
+from orchestrator.supervisor.kernel import State, step
+from tests.builders import JOB, Bench, a_device, a_profile, a_report, a_spec, an_answer
+
+
+def closed(bench: Bench) -> Bench:
+    for node in sorted(bench.record.hosts):
+        bench.tell(HostClosed(job=JOB, node=node))
+    return bench
+
+
+# --- the straight way ----------------------------------------------------------------------------------------------------
+
+
+def test_from_submission_to_success() -> None:
+    bench = Bench(spec=a_spec(tp=2, pp=2, dp=2, steps=5)).submitted()
+    assert isinstance(bench.state, Probing)
+    assert [type(effect) for effect in bench.last.effects.values()] == [ProbeProgram]
+
+    bench.probed()
+    assert isinstance(bench.state, Queued) and [type(e) for e in bench.last.effects.values()] == [ChoosePlan]
+    assert len(bench.asked().devices) == 8 and bench.asked().generation == 1
+
+    bench.planned()
+    assert isinstance(bench.state, Starting) and bench.record.generation == 1
+    assert {node for node, _ in bench.calls(OpenHost)} == set(bench.nodes)
+    assert not bench.calls(PrepareSeats), "no seat before its host is warm"
+
+    bench.opened(NodeId("n0"))
+    assert bench.preparing() == {"n0"}
+    bench.opened().prepared(NodeId("n0"), NodeId("n1"), NodeId("n2"))
+    assert not bench.calls(FormGeneration), "not before every seat has an address"
+    bench.prepared(NodeId("n3"))
+    assert {node for node, _ in bench.calls(FormGeneration)} == set(bench.nodes)
+    form = bench.form()
+    assert isinstance(form.restore, FromSeed) and set(form.addresses) == set(form.plan.devices) and form.committed == 0
+
+    bench.ready()
+    assert isinstance(bench.state, Running) and bench.record.started_at is not None
+    bench.passed(1, 2, 3).passed(4, 5)
+    assert bench.record.committed == 5 and [one.answer.step for one in bench.steps] == [1, 2, 3, 4, 5]
+    assert isinstance(bench.state, Running), "the last checkpoint is still to come"
+    bench.saved(5)
+    (commit,) = bench.commits()
+    assert commit.step == 5 and {shard.device for shard in commit.shards} == set(bench.plan.devices)
+    bench.checkpoint(5)
+    assert isinstance(bench.state, Stopping) and {node for node, _ in bench.calls(CloseHost)} == set(bench.nodes)
+    closed(bench)
+    assert isinstance(bench.state, Succeeded) and not bench.record.outbox and not bench.kernel.jobs
+
+
+def test_a_step_proves_that_everybody_is_ready() -> None:
+    bench = Bench().submitted().probed().planned().opened().prepared()
+    bench.passed(1)
+    assert isinstance(bench.state, Running) and bench.record.committed == 1
+
+
+def test_readiness_of_another_generation_says_nothing() -> None:
+    bench = Bench().submitted().probed().planned().opened().prepared()
+    for device in bench.plan.devices:
+        bench.said(device.node, RankReady(device=device, generation=Generation(7), phases={}))
+    assert isinstance(bench.state, Starting)
+
+
+def test_without_checkpoints_the_last_step_ends_the_job() -> None:
+    bench = Bench(spec=a_spec(dp=2, steps=2, every=0)).running().passed(1, 2)
+    assert isinstance(closed(bench).state, Succeeded)
+
+
+def test_effects_stay_in_the_outbox_until_they_are_done() -> None:
+    bench = Bench().submitted()
+    (identity,) = bench.record.outbox
+    bench.tell(EffectDone(job=JOB, effect=identity)).tell(EffectDone(job=JOB, effect=identity))
+    assert not bench.record.outbox
+
+
+def test_steps_are_recorded_once_in_order_and_with_their_seconds() -> None:
+    bench = Bench().running().passed(1, 2).passed(2, 3, node=NodeId("n1")).passed(1, 2, 3, node=NodeId("n2"))
+    assert [one.answer for one in bench.steps] == [an_answer(1), an_answer(2), an_answer(3)]
+    assert bench.steps[0].seconds is None and bench.steps[2].seconds == pytest.approx(0.01)
+    assert bench.passed(5).record.committed == 3, "a gap is not a commit"
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_committed_once_all_shards_are_there_and_its_step_is_recorded() -> None:
+    bench = Bench().running().passed(1, 2, 3, 4)
+    bench.saved(5)
+    assert not bench.commits(), "step 5 is not recorded yet"
+    bench.passed(5)
+    assert [commit.step for commit in bench.commits()] == [5] and not bench.record.saving
+    bench.passed(6, 7, 8, 9, 10).saved(10, *bench.plan.devices[:7]).saved(10, *bench.plan.devices[:7])
+    assert len(bench.commits()) == 1, "one shard is missing, however often the others come"
+    bench.saved(10, bench.device(7))
+    assert [commit.step for commit in bench.commits()] == [5, 10]
+
+
+def test_shards_saved_before_everybody_is_ready_count() -> None:
+    bench = Bench(spec=a_spec(tp=2, pp=2, dp=2, steps=5)).running().passed(1, 2, 3, 4, 5)
+    bench.exited(bench.device(0))
+    bench.all_report(lambda device: a_report(device, voted=5, passed=5, held=5)).prepared()
+    bench.saved(5)  # each rank saves again when it has restored, and the first to be ready are quick
+    assert isinstance(bench.state, Reforming) and len(bench.commits()) == 1
+    bench.ready().checkpoint(5)
+    assert isinstance(closed(bench).state, Succeeded)
+
+
+def test_a_failed_checkpoint_is_told_and_only_the_last_one_fails_the_job() -> None:
+    bench = Bench().running().passed(1, 2, 3, 4, 5)
+    bench.tell(CheckpointFailed(job=JOB, step=Step(5), message="disk full"))
+    assert isinstance(bench.state, Running) and "checkpoint_failed" in bench.said_to_people()
+    bench.tell(CheckpointFailed(job=JOB, step=Step(20), message="disk full"))
+    assert isinstance(closed(bench).state, Failed)
+
+
+# --- the job cannot run --------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_program_fails_with_its_reason() -> None:
+    bench = Bench().submitted().tell(ProgramRefused(job=JOB, message="model.heads must be positive"))
+    assert isinstance(bench.state, Failed) and bench.state.message == "model.heads must be positive"
+
+
+def test_what_does_not_fit_waits_with_its_reason_and_starts_when_a_node_comes() -> None:
+    bench = Bench(nodes=3).submitted().probed().planned()
+    assert bench.state == Queued(reason="needs 8 devices, 6 usable; lower dp or wait for a node")
+    bench.see_nodes()
+    assert not bench.last.effects, "nothing new, so nobody is asked again"
+    bench.add_node(3)
+    assert [type(e) for e in bench.last.effects.values()] == [ChoosePlan]
+    assert isinstance(bench.planned().state, Starting)
+
+
+def test_what_can_never_fit_fails() -> None:
+    bench = Bench(spec=a_spec(tp=3)).submitted().probed().planned()
+    assert isinstance(bench.state, Failed) and "parallel.tp 3 does not divide model.heads 4" in bench.state.message
+
+
+def test_a_program_that_raises_fails_the_job_with_rank_code_and_log() -> None:
+    bench = Bench().running()
+    device = bench.device(3)
+    state = closed(bench.exited(device, user_error=True)).state
+    assert isinstance(state, Failed) and state.message == "boom" and state.exit_code == -9 and state.device == device
+
+
+def test_a_host_that_cannot_start_fails_a_job_that_never_ran() -> None:
+    bench = Bench().submitted().probed().planned()
+    bench.said(NodeId("n1"), HostFailed(message="no module named torch", log_tail=("Traceback",)))
+    state = closed(bench).state
+    assert isinstance(state, Failed) and "n1 failed: no module named torch" in state.message
+
+
+def test_probing_and_starting_have_deadlines() -> None:
+    bench = Bench().submitted().tell(DeadlinePassed(job=JOB, key="probe"))
+    assert isinstance(bench.state, Failed)
+    bench = Bench().submitted().probed().planned().tell(DeadlinePassed(job=JOB, key="open:1"))
+    assert isinstance(closed(bench).state, Failed), "no host at all became ready: it is the program"
+    bench = Bench().submitted().probed().planned().opened(NodeId("n0")).prepared(NodeId("n0"))
+    bench.tell(DeadlinePassed(job=JOB, key="open:1"))
+    assert isinstance(bench.state, Reforming), "one host was quick: it is the others"
+
+
+def test_a_deadline_of_an_earlier_state_is_late_and_changes_nothing() -> None:
+    bench = Bench().running()
+    before = bench.record
+    bench.tell(*(DeadlinePassed(job=JOB, key=key) for key in ("probe", "open:1", "form:1", "settle:1", "stop")))
+    assert bench.record == before
+
+
+# --- cancel and terminal -------------------------------------------------------------------------------------------------
+
+
+def reforming() -> Bench:
+    bench = Bench().running().passed(1)
+    return bench.exited(bench.device(0))
+
+
+def without_hosts() -> Bench:
+    bench = Bench(nodes=1, spec=a_spec(dp=2)).running()
+    return bench.host_gone(NodeId("n0")).lose_node(NodeId("n0"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Bench().submitted(),
+        lambda: Bench(nodes=1).submitted().probed().planned(),
+        lambda: Bench().submitted().probed(),
+        lambda: Bench().submitted().probed().planned(),
+        lambda: Bench().running(),
+        reforming,
+        without_hosts,
+        lambda: reforming().all_report(lambda device: a_report(device, voted=1, passed=1, held=1)).prepared(),
+    ],
+    ids=["probing", "queued", "planning", "starting", "running", "reforming", "reforming_without_hosts", "restoring"],
+)
+def test_cancel_ends_a_job_in_every_state(make: object) -> None:
+    bench: Bench = make()  # type: ignore[operator]
+    bench.tell(CancelRequested(job=JOB))
+    assert isinstance(bench.state, Stopping | Cancelled)
+    bench.tell(CancelRequested(job=JOB))
+    closed(bench)
+    assert isinstance(bench.state, Cancelled) and not bench.record.outbox and not bench.record.hosts
+
+
+def test_hosts_that_do_not_confirm_are_abandoned_and_those_that_ended_need_not() -> None:
+    bench = Bench().running().tell(CancelRequested(job=JOB))
+    for node in ("n0", "n1", "n2"):
+        bench.host_gone(NodeId(node))
+    assert isinstance(bench.state, Stopping) and bench.state.open_hosts == {"n3"}
+    assert list(deadlines(bench.record)) == ["stop"]
+    bench.tell(DeadlinePassed(job=JOB, key="stop"))
+    assert isinstance(bench.state, Cancelled) and "hosts_abandoned" in bench.said_to_people()
+
+
+def test_the_outcome_decided_first_stays() -> None:
+    bench = Bench(spec=a_spec(dp=2, steps=1, every=0)).running().passed(1)
+    bench.tell(CancelRequested(job=JOB)).exited(next(iter(bench.record.pids)), user_error=True)
+    assert isinstance(closed(bench).state, Succeeded)
+
+
+def test_terminal_is_final() -> None:
+    bench = Bench().running().tell(CancelRequested(job=JOB))
+    closed(bench)
+    bench.said(NodeId("n0"), RankReady(device=a_device(0), generation=Generation(1), phases={}))
+    bench.tell(CancelRequested(job=JOB), EffectDone(job=JOB, effect=EffectId("job:1")))
+    bench.probed().checkpoint(5)
+    assert not bench.last.changed and isinstance(bench.state, TERMINAL)
+
+
+# --- several jobs, faults, nodes -----------------------------------------------------------------------------------------
+
+
+def test_two_jobs_never_get_the_same_devices_even_from_answers_of_one_moment() -> None:
+    bench = Bench(nodes=2)
+    other = JobId("other")
+    bench.see_nodes().tell(*(JobSubmitted(job=job, spec=a_spec(dp=2, pp=2), at=1.0) for job in (JOB, other)))
+    state = replace(
+        bench.kernel,
+        jobs={
+            job: replace(r, profile=a_profile(), state=Queued(reason="a plan is being chosen"))
+            for job, r in bench.kernel.jobs.items()
+        },
+    )
+    asked = step(1.0, state, [])
+    requests = [effect for effect in asked.effects.values() if isinstance(effect, ChoosePlan)]
+    assert len(requests) == 2 and requests[0].devices == requests[1].devices
+    answers = [PlanChosen(job=r.job, generation=r.generation, result=choose(r)) for r in requests]
+    after = step(2.0, asked.state, answers)
+    assert isinstance(after.state.jobs[JOB].state, Starting) and isinstance(after.state.jobs[other].state, Queued)
+
+
+def test_devices_of_a_finished_job_start_one_that_waits() -> None:
+    bench = Bench(nodes=1, spec=a_spec(dp=2, steps=1, every=0)).running()
+    other = JobId("other")
+    bench.tell(JobSubmitted(job=other, spec=a_spec(dp=2), at=1.0))
+    waiting = replace(bench.kernel.jobs[other], profile=a_profile(), state=Queued(reason="needs 2 devices, 0 usable"))
+    bench.kernel = replace(bench.kernel, jobs={**bench.kernel.jobs, other: waiting})
+    bench.see_nodes()
+    assert not bench.last.effects
+    closed(bench.passed(1))
+    assert [e.job for e in bench.last.effects.values() if isinstance(e, ChoosePlan)] == [other]
+
+
+def test_a_supervisor_that_has_not_seen_the_cluster_takes_nothing_for_lost() -> None:
+    bench = Bench().running().passed(1)
+    fresh = State(jobs=bench.kernel.jobs, root=bench.kernel.root)
+    assert not step(1.0, fresh, []).changed
+    bench.kernel = fresh
+    bench.exited(bench.device(0))
+    assert isinstance(bench.state, Reforming) and bench.state.forming, "the same plan needs nobody else"
+
+
+def test_faults_on_request() -> None:
+    bench = Bench().running()
+    bench.tell(FaultRequested(fault=FaultKind.KILL_RANK, job=JOB, rank=3))
+    assert bench.calls(KillRank) == [(bench.device(3).node, KillRank(device=bench.device(3)))]
+    bench.tell(FaultRequested(fault=FaultKind.KILL_RANK, job=JOB, rank=99))
+    assert not bench.last.effects
+    assert bench.tell(FaultRequested(fault=FaultKind.KILL_NODE, node=NodeId("n1"))).last.loose == (
+        KillNode(node=NodeId("n1")),
+    )
+    assert bench.tell(NodeRequested(kind="H100", num_devices=2)).last.loose == (AddNode(kind="H100", num_devices=2),)
+
+
+def test_an_infeasible_answer_to_an_old_question_is_ignored() -> None:
+    bench = Bench().running()
+    before = bench.record
+    bench.tell(PlanChosen(job=JOB, generation=Generation(1), result=Infeasible(reason="old", forever=True)))
+    assert bench.record == before

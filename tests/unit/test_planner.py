@@ -1,0 +1,153 @@
+"""Plans that fit, refusals that say why, and the same answer whatever the order of the devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.domain.effects import ChoosePlan
+from orchestrator.domain.ids import Device, Generation, JobId
+from orchestrator.domain.plan import Infeasible, Plan
+from orchestrator.domain.profile import Line, Profile
+from orchestrator.domain.spec import JobSpec
+from orchestrator.planner.choose import choose
+from tests.builders import a_device, a_profile, a_spec
+
+GIB = 1 << 30
+
+
+def ask(
+    nodes: list[int], spec: JobSpec, *, profile: Profile | None = None, kind: str = "cpu", keep: tuple[Device, ...] = ()
+) -> ChoosePlan:
+    """nodes: devices of each."""
+    devices = [(a_device(node, index), kind) for node, size in enumerate(nodes) for index in range(size)]
+    return ChoosePlan(
+        job=JobId("job"),
+        generation=Generation(1),
+        spec=spec,
+        profile=profile or a_profile(),
+        devices=tuple(devices),
+        keep=keep,
+    )
+
+
+def planned(request: ChoosePlan) -> Plan:
+    found = choose(request)
+    assert isinstance(found, Plan), found
+    return found
+
+
+def refused(request: ChoosePlan) -> Infeasible:
+    found = choose(request)
+    assert isinstance(found, Infeasible), found
+    return found
+
+
+def test_wanted_degrees_are_kept() -> None:
+    plan = planned(ask([2, 2, 2, 2], a_spec(tp=2, pp=2, dp=2)))
+    assert (plan.tp, plan.pp, plan.dp) == (2, 2, 2)
+    assert sorted(plan.devices) == [a_device(node, index) for node in range(4) for index in range(2)]
+
+
+def test_tp_groups_never_leave_a_node() -> None:
+    plan = planned(ask([3, 3, 2], a_spec(tp=2, pp=1, micro_batches=6)))
+    assert plan.dp == 3
+    assert all(len({device.node for device in stage.devices}) == 1 for p in plan.pipelines for stage in p.stages)
+    assert refused(ask([1, 1, 2], a_spec(tp=2, pp=2))).reason == (
+        "tp2 x pp2 x dp1 needs 2 devices on one node 2 times, 1 are usable; lower tp or wait for a node"
+    )
+
+
+def test_too_few_devices_says_how_many_and_what_would_help() -> None:
+    found = refused(ask([2, 2, 2], a_spec(tp=2, pp=2, dp=2)))
+    assert found.reason == "needs 8 devices, 6 usable; lower dp or wait for a node" and not found.forever
+    assert (
+        refused(ask([2], a_spec(min_devices=3))).reason == "needs 3 devices, 2 usable; lower min_devices or wait for a node"
+    )
+    assert refused(ask([2], a_spec(pp=3))).reason == "needs 3 devices, 2 usable; lower pp or wait for a node"
+    assert refused(ask([], a_spec())).reason == "needs 1 devices, 0 usable; lower min_devices or wait for a node"
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (a_spec(tp=3), "parallel.tp 3 does not divide model.heads 4"),
+        (a_spec(pp=5, micro_batches=8), "parallel.pp 5 exceeds the program's 4 layers"),
+        (a_spec(pp=3, dp=2, micro_batches=4), "parallel.pp 3 exceeds the 2 micro-batches of a pipeline"),
+        (a_spec(dp=5, micro_batches=4), "parallel.dp 5 exceeds train.micro_batches 4"),
+    ],
+)
+def test_what_no_cluster_could_run_is_refused_for_ever(spec: JobSpec, why: str) -> None:
+    found = refused(ask([8] * 8, spec))
+    assert found.forever and why in found.reason
+
+
+def test_every_pipeline_gets_at_least_as_many_ids_as_it_has_stages() -> None:
+    plan = planned(ask([1] * 8, a_spec(pp=2, micro_batches=5)))
+    assert plan.dp == 2
+    assert sorted(i for p in plan.pipelines for i in p.micro_batches) == list(range(5))
+    assert all(len(p.micro_batches) >= len(p.stages) for p in plan.pipelines)
+
+
+def test_a_model_too_big_for_one_device_is_cut() -> None:
+    line = Line(name="w", shape=(1024, 300_000), split=True, layers=(0,), decay=True)
+    other = replace(line, name="v", layers=(1,))
+    big = Profile(num_layers=2, lines=(line, other), divisors=(), activation_bytes=0)
+    found = refused(ask([1], a_spec(), profile=big))
+    assert "GiB a device, 4 are there; raise tp or pp" in found.reason and not found.forever
+    plan = planned(ask([4, 4], a_spec(), profile=big))
+    assert plan.tp * plan.pp > 1
+
+
+def test_devices_that_hold_state_are_preferred() -> None:
+    keep = (a_device(2, 0), a_device(2, 1), a_device(3, 0), a_device(3, 1))
+    plan = planned(ask([2, 2, 2, 2], a_spec(tp=2, pp=2, dp=1), keep=keep))
+    assert set(plan.devices) == set(keep)
+
+
+def test_it_says_why_and_what_stays_idle() -> None:
+    assert (
+        planned(ask([2, 2, 2], a_spec(tp=2, pp=2))).reason
+        == "tp2 x pp2 x dp1 is the fastest estimate on 6 usable devices, 2 idle"
+    )
+
+
+nodes = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+degrees = st.one_of(st.none(), st.sampled_from([1, 2, 4]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(nodes, degrees, degrees, st.integers(1, 8), st.randoms(use_true_random=False))
+def test_the_order_of_devices_changes_nothing(
+    sizes: list[int], tp: int | None, pp: int | None, micro_batches: int, rng: object
+) -> None:
+    request = ask(sizes, a_spec(tp=tp, pp=pp, micro_batches=micro_batches))
+    shuffled = list(request.devices)
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert choose(request) == choose(replace(request, devices=tuple(shuffled)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(nodes, degrees, st.integers(1, 4), st.integers(1, 8), st.lists(st.integers(1, 500), min_size=1, max_size=9))
+def test_every_plan_is_whole(sizes: list[int], tp: int | None, pp: int, micro_batches: int, widths: list[int]) -> None:
+    """Each stage has a layer, stages follow each other, each id and each device is used once, whatever the layers weigh."""
+    lines = tuple(
+        Line(name=str(layer), shape=(4 * width, 3), split=True, layers=(layer,), decay=True)
+        for layer, width in enumerate(widths)
+    )
+    profile = Profile(num_layers=len(widths), lines=lines, divisors=a_profile().divisors, activation_bytes=0)
+    found = choose(ask(sizes, a_spec(tp=tp, pp=pp, micro_batches=micro_batches), profile=profile))
+    if isinstance(found, Infeasible):
+        assert "; lower" in found.reason or "; choose" in found.reason or "; raise" in found.reason
+        return
+    assert len(set(found.devices)) == found.world_size
+    assert sorted(i for p in found.pipelines for i in p.micro_batches) == list(range(micro_batches))
+    for pipeline in found.pipelines:
+        bounds = [0, *(stage.last for stage in pipeline.stages)]
+        assert bounds[-1] == len(widths)
+        assert [(stage.first, stage.last) for stage in pipeline.stages] == list(pairwise(bounds))
+        assert all(first < last for first, last in pairwise(bounds))
