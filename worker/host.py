@@ -228,7 +228,8 @@ class Host:
             self._zygote.kill()
         self._note_if_empty()
         try:
-            await asyncio.wait_for(self._empty.wait(), _CLOSE_S)
+            async with asyncio.timeout(_CLOSE_S):
+                await self._empty.wait()
         except TimeoutError:
             left = sorted(seat.pid for seat in self._seats.values())
             said = f"processes {left} still exist {_CLOSE_S:g} s after SIGKILL; look at what blocks them"

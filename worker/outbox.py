@@ -70,7 +70,9 @@ class Outbox:
             self._kept.popleft()
         if not self._pending(after) and timeout_s > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), timeout_s)
+                # Not wait_for: it can swallow a cancellation that comes together with the news.
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
         batch = self._pending(after)
         if batch:
             self._delivered = max(self._delivered, batch[-1].envelope.number)

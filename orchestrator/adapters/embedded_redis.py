@@ -89,7 +89,7 @@ class EmbeddedRedis:
         self._choose_once("password", secrets.token_hex(32))
         self._choose_once("port", str(free_port()))
         address = self.address
-        if _is_taken(address.port):
+        if is_taken(address.port):
             raise Conflict(
                 f"port {address.port} of the embedded Redis is taken by another program; stop that, "
                 f"or remove {self._directory / 'port'} to have another chosen"
@@ -188,12 +188,12 @@ def free_port() -> int:
     """Below the ephemeral range, so that no outgoing connection takes it between two starts of the server."""
     for _ in range(200):
         port = 20_000 + secrets.randbelow(12_000)
-        if not _is_taken(port):
+        if not is_taken(port):
             return port
     raise Unavailable("no free loopback port between 20000 and 32000; close something")
 
 
-def _is_taken(port: int) -> bool:
+def is_taken(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections of before do not count
         try:

@@ -73,7 +73,7 @@ class FormGeneration:
     """Join `generation`: connect, restore, train. addresses: device -> host:port of that rank's listener.
 
     donors hold state the plan's members need and have no seat: they take ranks world_size, world_size + 1, ... while
-    they send their moves, and then go idle.
+    they send their moves, and then go idle. Whoever has neither a seat nor anything to give is ended.
     """
 
     generation: Generation

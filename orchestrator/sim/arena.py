@@ -43,6 +43,7 @@ class Arena:
         self.here: dict[Device, SimRank] = {}
         self.is_broken = False
         self.has_started = False
+        self.passed = Step(0)
         self.layout = layout(form.plan, profile(), mirrors=spec.recovery.mirrors)
 
     @property

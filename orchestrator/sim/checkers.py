@@ -37,13 +37,16 @@ class Checker:
         self._started[arena.job] = max(self._started.get(arena.job, Generation(0)), arena.generation)
 
     def vote_completed(self, arena: Arena, step: Step) -> None:
-        """One generation trains a job, and a device one job."""
+        """One generation trains a job, and none does after it was settled."""
         self.votes += 1
+        where = f"step {step} passes in generation {arena.generation} of {arena.job}"
         newest = self._started.get(arena.job, Generation(0))
         if newest > arena.generation:
-            raise Violation(
-                f"step {step} passes in generation {arena.generation} of {arena.job} after {newest} had started"
-            )
+            raise Violation(f"{where} after generation {newest} had started")
+        state = self._world.store.jobs[arena.job].state
+        if isinstance(state, Reforming) and state.closing.settlement and state.closing.generation == arena.generation:
+            raise Violation(f"{where} after its settlement")
+        arena.passed = step
 
     # --- in the store -----------------------------------------------------------------------------------------------------
 
@@ -54,6 +57,7 @@ class Checker:
             if counted:
                 self.rolled_back[job] += counted
                 self._check_rollback(record)
+            self._check_settlement(record)
             steps = [one for one in commit.steps if one.job == job]
             self._check_steps(record, old.committed if old else Step(0), steps, counted)
             if len(record.outbox) > MAX_OUTBOX:
@@ -78,10 +82,26 @@ class Checker:
         if record.committed > committed and not all(Step(s) in curve for s in range(1, record.committed + 1)):
             raise Violation(f"{record.id} goes from step {committed} to {record.committed} without recording them")
 
+    def _check_settlement(self, record: JobRecord) -> None:
+        """What anybody who could be asked saw pass is committed, and nothing that did not pass."""
+        state = record.state
+        if not isinstance(state, Reforming) or state.closing.settlement is None:
+            return
+        arena = self._world.arenas.get((record.id, state.closing.generation))
+        passed = arena.passed if arena else Step(0)
+        seen = [report.passed for report in state.closing.reports.values() if Step(0) < report.passed <= passed]
+        settled = state.closing.settlement.step
+        where = f"generation {state.closing.generation} of {record.id} is settled at {settled}"
+        if seen and max(seen) > settled:
+            raise Violation(f"{where}, and {max(seen)} was seen to pass")
+        if settled > max([passed, *self.curves[record.id]]):
+            raise Violation(f"{where}, which never passed")
+
     def _check_rollback(self, record: JobRecord) -> None:
         """Memory that living ranks hold is used before any checkpoint."""
         state = record.state
-        assert isinstance(state, Reforming) and state.closing.settlement is not None
+        if not isinstance(state, Reforming) or state.closing.settlement is None:
+            return  # more has happened in the same commit
         step = state.closing.settlement.step
         held: list[Interval] = []
         for (job, node), host in sorted(self._world.hosts.items()):

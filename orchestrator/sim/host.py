@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .world import World
 
 FLUSH_S = 0.2
+LAST_WORDS_LOST = 0.5
 GRACE_S = 60.0
 WATCH_S = 5.0
 
@@ -210,6 +211,8 @@ class SimHost:
 
     def rank_passed(self, rank: SimRank, generation: Generation, answer: Answer) -> None:
         def take() -> None:
+            if not rank.alive and self.world.rng.random() < LAST_WORDS_LOST:
+                return  # only its page knows
             if answer.step > self._seen.get(generation, 0):
                 self._seen[generation] = answer.step
                 self._moved_at = self.world.clock.now

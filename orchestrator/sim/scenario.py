@@ -21,6 +21,7 @@ class Trouble(StrEnum):
     FREEZE_HOST = "freeze_host"
     FREEZE_NODE = "freeze_node"
     CUT_HOST = "cut_host"
+    CUT_ALL = "cut_all"
     CRASH_SUPERVISOR = "crash_supervisor"
     CRASH_AFTER_COMMIT = "crash_after_commit"
     PAUSE_SUPERVISOR = "pause_supervisor"

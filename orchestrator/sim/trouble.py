@@ -62,7 +62,12 @@ class Troublemaker:
             case Trouble.FREEZE_NODE:
                 self._to_a_host(trouble, hosts, self._freeze_node)
             case Trouble.CUT_HOST:
-                self._to_a_host(trouble, hosts, self._cut)
+                self._to_a_host(trouble, hosts, lambda host: self._cut(host, rng.choice((0.5, 5.0, 25.0, 100.0))))
+            case Trouble.CUT_ALL:
+                seconds = rng.choice((1.0, 5.0, 20.0))
+                world.note(f"* no host can be reached for {seconds} s")
+                for host in hosts:
+                    self._cut(host, seconds)
             case Trouble.CRASH_SUPERVISOR:
                 if not world.supervisor.is_dead:
                     world.note("* the supervisor crashes")
@@ -158,10 +163,10 @@ class Troublemaker:
             rank.frozen = True
             self._world.clock.after(seconds, rank.thaw)
 
-    def _cut(self, host: SimHost) -> None:
+    def _cut(self, host: SimHost, seconds: float) -> None:
         host.cut = True
 
         def mend() -> None:
             host.cut = False
 
-        self._world.clock.after(self._rng.choice((0.5, 5.0, 25.0, 100.0)), mend)
+        self._world.clock.after(seconds, mend)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from orchestrator.domain.errors import StaleTerm
+from orchestrator.domain.errors import EverstepError, StaleTerm
 from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostLost, HostSaid, Input
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.protocol import CloseHost, HostRequest, OpenHost, StepsPassed
@@ -75,6 +75,9 @@ class HostLine:
                 continue
             except StaleTerm:
                 return
+            except EverstepError as error:
+                # Repeating it would be refused again; what was asked for stays undone, and its deadline tells the kernel.
+                log.error("host_refused", node=self._node, request=type(request).__name__, error=str(error))
             else:
                 if isinstance(request, OpenHost):
                     self._opened.set()

@@ -1,0 +1,217 @@
+"""A whole local cluster: `python -m deploy.local up|down|status --state-dir D [--nodes A100:2,H100:2] [--port 0]`.
+
+up starts an embedded Redis, Ray with emulated nodes, the supervisor, the API and a keeper that restarts what dies, each in
+a session of its own, and returns once everything is ready. down stops all of that and nothing else. Jobs and checkpoints
+stay in the state directory and are taken up by the next up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.adapters.embedded_redis import EmbeddedRedis, free_port, is_taken
+from orchestrator.adapters.local_nodes import LocalNodes, NodeSpec, parse_nodes
+from orchestrator.adapters.processes import ProcessId, end, exclusively, marked
+from orchestrator.adapters.ray_environment import CLUSTER_MARK
+from orchestrator.domain.errors import Conflict, EverstepError, Unavailable
+from orchestrator.domain.ids import NodeId
+
+from .keeper import API, KEEPER, SUPERVISOR, start_detached, without_ray
+from .settings import Places, Server
+
+__all__ = ["LocalCluster", "NodeSpec", "down", "up"]
+
+DEFAULT_NODES = "A100:2,A100:2,H100:2,B200:2"
+READY_S = 90.0
+STOP_S = 6.0
+"""For the supervisor to let go of its lease and for the API to end its streams."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """A running cluster; any process may hold one of these for the same state directory."""
+
+    url: str
+    state_dir: Path
+
+    def kill_node(self, name: str) -> None:
+        """Every process of it, at once. Raises NotFound."""
+        LocalNodes(self.state_dir).kill_now(NodeId(name))
+
+    def add_node(self, kind: str, num_devices: int = 2) -> str:
+        return asyncio.run(LocalNodes(self.state_dir).add(kind, num_devices))
+
+    def down(self) -> None:
+        down(self.state_dir)
+
+
+def up(state_dir: Path, nodes: Sequence[NodeSpec], *, port: int = 0, say: Say = lambda _: None) -> LocalCluster:
+    """Ready when this returns; where it runs already, that one. Raises EverstepError, having stopped what it started."""
+    places = Places(state_dir.resolve())
+    places.create()
+    with exclusively(places.lock):
+        server = Server.read(places.server)
+        if server and places.process(KEEPER):
+            say(f"already running at {server.url}")
+            return LocalCluster(server.url, places.state_dir)
+        if left := _processes(places):
+            say(f"{len(left)} processes of an earlier cluster are still here; stopping them first")
+        _stop(places)
+        try:
+            return _start(places, nodes, port, say)
+        except BaseException:
+            _stop(places)
+            raise
+
+
+def down(state_dir: Path, say: Say = lambda _: None) -> None:
+    """Idempotent. Raises Unavailable where something does not end."""
+    places = Places(state_dir.resolve())
+    if not places.state_dir.exists():
+        say(f"nothing was ever started from {places.state_dir}")
+        return
+    places.create()
+    with exclusively(places.lock):
+        count = len(_processes(places))
+        _stop(places)
+        say(f"stopped {count} processes" if count else "nothing was running")
+
+
+def status(state_dir: Path) -> dict[str, object]:
+    """What runs, by name."""
+    places = Places(state_dir.resolve())
+    server = Server.read(places.server) if places.process(KEEPER) else None
+    redis = EmbeddedRedis(places.state_dir).process
+    registry = LocalNodes(places.state_dir).registry()
+    return {
+        "url": server.url if server else None,
+        "processes": {
+            **{name: _pid(places.process(name)) for name in (KEEPER, SUPERVISOR, API)},
+            "redis": _pid(redis),
+            **{name: _pid(process if process.is_alive else None) for name, process in registry.head.items()},
+        },
+        "nodes": {name: _pid(node.raylet if node.raylet.is_alive else None) for name, node in registry.nodes.items()},
+    }
+
+
+# --- up -------------------------------------------------------------------------------------------------------------------
+
+
+def _start(places: Places, specs: Sequence[NodeSpec], port: int, say: Say) -> LocalCluster:
+    began = time.monotonic()
+    if port and is_taken(port):
+        raise Conflict(f"port {port} is taken by another program; choose another, or 0 for any")
+    port = port or free_port()
+    url = f"http://127.0.0.1:{port}"
+    nodes, redis = LocalNodes(places.state_dir), EmbeddedRedis(places.state_dir)
+    with ThreadPoolExecutor(2) as pool:
+        starting = pool.submit(nodes.start, specs)
+        redis.start(without_ray() | {CLUSTER_MARK: nodes.environment.cluster})
+        say(f"redis      ready after {time.monotonic() - began:.1f} s")
+        command = [sys.executable, "-m", "deploy.keeper", "--state-dir", str(places.state_dir), "--port", str(port)]
+        start_detached(places, KEEPER, command, without_ray() | {CLUSTER_MARK: nodes.environment.cluster})
+        starting.result()
+    say(f"nodes      {', '.join(nodes.registry().nodes) or 'none'} after {time.monotonic() - began:.1f} s")
+    _until_ready(places, url, len(specs), began, say)
+    keeper = places.process(KEEPER)
+    assert keeper is not None  # looked at in _until_ready
+    Server(url=url, pid=keeper.pid, state_dir=str(places.state_dir)).write(places.server)
+    return LocalCluster(url, places.state_dir)
+
+
+def _until_ready(places: Places, url: str, num_nodes: int, began: float, say: Say) -> None:
+    deadline, problem = time.monotonic() + READY_S, "the API does not answer"
+    while time.monotonic() < deadline:
+        if places.process(KEEPER) is None:
+            raise Unavailable(f"the keeper ended: {places.last_words(KEEPER)}")
+        ready, body = _get(f"{url}/readyz")
+        if not ready:
+            problem = str(body.get("detail", body)) if isinstance(body, dict) else str(body)
+        else:
+            _, listed = _get(f"{url}/api/v1/nodes")
+            seen = sum(1 for node in listed if node.get("status") == "UP") if isinstance(listed, list) else 0
+            if seen >= num_nodes:
+                say(f"supervisor and API ready after {time.monotonic() - began:.1f} s: {url}")
+                return
+            problem = f"{seen} of {num_nodes} nodes are known to the supervisor"
+        time.sleep(0.05)
+    words = "; ".join(f"{name}: {places.last_words(name)}" for name in (KEEPER, SUPERVISOR, API))
+    raise Unavailable(f"not ready after {READY_S:g} s: {problem}. Last words: {words}")
+
+
+def _get(url: str) -> tuple[bool, object]:
+    """Whether it was answered with success, and the JSON of the answer or what went wrong."""
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=2) as answer:
+            return True, json.load(answer)
+    except urllib.error.HTTPError as error:
+        try:
+            return False, json.load(error)
+        except ValueError:
+            return False, str(error)
+    except (OSError, ValueError) as error:
+        return False, str(error)
+
+
+# --- down -----------------------------------------------------------------------------------------------------------------
+
+
+def _stop(places: Places) -> None:
+    """First who would start others again, then who uses others, then the others."""
+    places.server.unlink(missing_ok=True)
+    for names in ((KEEPER,), (API, SUPERVISOR)):
+        if not end([process for name in names if (process := places.process(name))], STOP_S):
+            raise Unavailable(f"{' and '.join(names)} do not end; look at what blocks them")
+        for name in names:
+            places.pid_file(name).unlink(missing_ok=True)
+    LocalNodes(places.state_dir).stop()
+    EmbeddedRedis(places.state_dir).stop()
+    if left := _processes(places):
+        end(left, grace_s=0)
+    if left := _processes(places):
+        raise Unavailable(f"processes {[process.pid for process in left]} do not end; look at what blocks them")
+
+
+def _processes(places: Places) -> tuple[ProcessId, ...]:
+    return marked({CLUSTER_MARK: LocalNodes(places.state_dir).environment.cluster})
+
+
+def _pid(process: ProcessId | None) -> int | None:
+    return process.pid if process else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="deploy.local", description="A local cluster with emulated nodes.")
+    parser.add_argument("action", choices=("up", "down", "status"))
+    parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--nodes", default=DEFAULT_NODES, help=f"KIND:DEVICES of each node (default {DEFAULT_NODES})")
+    parser.add_argument("--port", type=int, default=0, help="of the API; 0 for any free one")
+    asked = parser.parse_args()
+    try:
+        if asked.action == "up":
+            cluster = up(asked.state_dir, parse_nodes(asked.nodes), port=asked.port, say=print)
+            print(f"try: everstep --state-dir {os.path.relpath(cluster.state_dir)} nodes")
+        elif asked.action == "down":
+            down(asked.state_dir, say=print)
+        else:
+            print(json.dumps(status(asked.state_dir), indent=2))
+    except EverstepError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

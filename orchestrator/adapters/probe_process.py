@@ -1,0 +1,72 @@
+"""Describing a program in a process of its own, which may do whatever the user's code does: crash, hang, print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+from orchestrator.domain import codec
+from orchestrator.domain.errors import FieldProblem, Refused
+from orchestrator.domain.profile import Profile
+from orchestrator.domain.spec import JobSpec
+
+from .ray_environment import CLUSTER_MARK
+
+TIMEOUT_S = 300.0
+"""Importing a large program from a cold disk takes minutes; beyond this it hangs."""
+_LAST_WORDS = 5
+"""Lines of a failed probe's output that are passed on."""
+
+
+class SubprocessProber:
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+
+    async def probe(self, spec: JobSpec) -> Profile:
+        """Raises Refused, also where the process crashed or did not answer in time."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "worker.probe"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env=_without_secrets(),
+        )
+        try:
+            said, complained = await asyncio.wait_for(process.communicate(codec.dumps(spec)), self._timeout_s)
+        except TimeoutError:
+            limit = f"{self._timeout_s:g} s"
+            raise Refused(
+                f"the program was not described within {limit}; see what its import and describe wait for"
+            ) from None
+        finally:
+            # Also whatever it has started, and also when this task is cancelled.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        return _read(said, complained, process.returncode)
+
+
+def _read(said: bytes, complained: bytes, exit_code: int | None) -> Profile:
+    try:
+        answer: dict[str, Any] = json.loads(said)
+        if "profile" in answer:
+            profile: Profile = codec.decode(Profile, answer["profile"])
+            return profile
+        problems = codec.decode(tuple[FieldProblem, ...], answer["refused"]["problems"])
+        raise Refused(answer["refused"]["message"], problems)
+    except (ValueError, KeyError, TypeError):
+        words = " | ".join(complained.decode(errors="replace").strip().splitlines()[-_LAST_WORDS:]) or "it said nothing"
+        raise Refused(f"the program ended with exit code {exit_code} while it was described: {words}") from None
+
+
+def _without_secrets() -> dict[str, str]:
+    """User code runs here: it gets no way to Ray. The cluster's mark stays, so that it goes when the cluster does."""
+    hidden = ("RAY_", "EVERSTEP_")
+    return {name: value for name, value in os.environ.items() if name == CLUSTER_MARK or not name.startswith(hidden)}
