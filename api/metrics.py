@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.domain.job import JobRecord, JobStatus
-from orchestrator.jobs.status import RESIZES, TERMINAL_STATUSES, status_of
+from orchestrator.domain.status import RESIZES, TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
 
 MAX_JOBS = 1000

@@ -13,7 +13,7 @@ from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.job import Cancelled, Failed, Incident, JobRecord, Reforming, Running, Starting, Succeeded
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.spec import JobSpec
-from orchestrator.jobs.status import RESIZES, reason_of, status_of
+from orchestrator.domain.status import RESIZES, reason_of, status_of
 from orchestrator.ports import Gap
 
 from . import views

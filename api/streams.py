@@ -16,7 +16,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.ids import JobId
-from orchestrator.jobs.status import TERMINAL_STATUSES, status_of
+from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk, Gap
 
 from . import projections

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, floor, log
 from random import Random
 from statistics import fmean, median
@@ -30,7 +31,7 @@ class Ratio:
 
 def step_times(instants: Sequence[float]) -> list[StepTime]:
     """From the instants of consecutive steps; the first has no step before it and only begins the second."""
-    return [StepTime(at=at, seconds=at - before) for before, at in zip(instants, instants[1:], strict=False)]
+    return [StepTime(at=at, seconds=at - before) for before, at in pairwise(instants)]
 
 
 def within(steps: Sequence[StepTime], begin: float, end: float) -> list[float]:

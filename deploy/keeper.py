@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     asked = parser.parse_args()
     places = Places(asked.state_dir.resolve())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     with contextlib.suppress(KeyboardInterrupt):
         keep(kept_processes(places, asked.port))
 

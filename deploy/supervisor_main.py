@@ -43,6 +43,9 @@ def main() -> None:
     # Any other exception out of here is the last word in this process's log; the keeper starts another one.
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(serve(parser.parse_args().state_dir.resolve()))
+    log.info("supervisor_stopped")
+    # Ray's exit hooks have nothing left to do and take seconds to find out.
+    os._exit(0)
 
 
 async def serve(state_dir: Path) -> None:
@@ -66,6 +69,7 @@ async def serve(state_dir: Path) -> None:
     try:
         await supervisor.serve()
     finally:
+        log.info("supervisor_stopping")
         await cluster.close()
         await store.close()
 

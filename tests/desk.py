@@ -19,7 +19,7 @@ from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import JobRecord, JobState, Probing
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
-from orchestrator.jobs.status import status_of
+from orchestrator.domain.status import status_of
 from orchestrator.ports import Commit, Gap, Page
 
 NOW = 1_790_000_000.0

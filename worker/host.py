@@ -287,7 +287,9 @@ class Host:
             request = preparation.request
             seats = {device: self._at.get(device) for device in request.devices}
             ready = {device: seat for device, seat in seats.items() if seat and seat.is_living and seat.is_forked}
-            if len(ready) == len(seats):
+            # The end of a device's last process is told before its successor is: a supervisor knows one process a device.
+            buried = all(self._at.get(seat.device) is seat for seat in self._seats.values() if seat.device in seats)
+            if len(ready) == len(seats) and buried:
                 self._preparations.remove(preparation)
                 self._outbox.add(
                     SeatsPrepared(
@@ -321,6 +323,7 @@ class Host:
         self._outbox.add(seat.exit_event(exit_code, seat.is_finished))
         seat.close()
         self._replace_in_preparations(seat)
+        self._answer_preparations()
         self._note_if_empty()
 
     def _replace_in_preparations(self, seat: Seat) -> None:

@@ -65,7 +65,10 @@ class Outbox:
         self._news = asyncio.Event()
 
     async def fetch(self, after: int, timeout_s: float, acked: int | None = None) -> tuple[Envelope, ...]:
-        """Events above `after`, waiting up to timeout_s where there are none; those up to `acked` (by default `after`) are forgotten."""
+        """Events above `after`, waiting up to timeout_s where there are none.
+
+        Those up to `acked` (by default `after`) are forgotten.
+        """
         while self._kept and self._kept[0].envelope.number <= (after if acked is None else acked):
             self._kept.popleft()
         if not self._pending(after) and timeout_s > 0:

@@ -12,7 +12,7 @@ from orchestrator.domain.codec import dumps
 from orchestrator.domain.errors import Conflict
 from orchestrator.domain.events import CancelRequested
 from orchestrator.domain.job import JobRecord, JobStatus
-from orchestrator.jobs.status import TERMINAL_STATUSES, status_of
+from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
 
 from .. import projections, views

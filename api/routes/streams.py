@@ -9,7 +9,7 @@ from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.sse import EventSourceResponse
 
-from orchestrator.jobs.status import TERMINAL_STATUSES, status_of
+from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Gap
 
 from .. import logfiles, projections, views

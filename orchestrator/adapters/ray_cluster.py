@@ -8,7 +8,6 @@ here. Ray's blocking calls run on threads: a GCS that is away must not stop the 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -254,8 +253,7 @@ class RayCluster:
             raise HostUnreachable(f"Ray did not answer within {timeout_s:g} s") from error
 
     def _connect(self) -> None:
-        os.environ.update(self._environment.variables({}))
-        os.environ.pop("RAY_ADDRESS", None)
+        self._environment.apply()
         try:
             _ray().init(
                 address=self._address,

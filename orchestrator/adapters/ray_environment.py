@@ -42,7 +42,6 @@ _SETTINGS = {
     # Despite its name: without it Ray replaces 127.0.0.1 by the machine's outer address and listens there.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-_REMOVED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_RUNTIME_ENV_HOOK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +54,15 @@ class RayEnvironment:
 
     def variables(self, base: Mapping[str, str], node: str | None = None) -> dict[str, str]:
         """`base` with everything Ray must know, and the marks."""
-        kept = {name: value for name, value in base.items() if name not in _REMOVED and not name.startswith("RAY_")}
+        kept = {name: value for name, value in base.items() if not name.startswith("RAY_")}
         marks = {CLUSTER_MARK: self.cluster} | ({NODE_MARK: node} if node else {})
         return kept | _SETTINGS | {"RAY_AUTH_TOKEN_PATH": str(self.token_file)} | marks
+
+    def apply(self) -> None:
+        """To this process, unmarked: it is a visitor, and so is what it starts."""
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in self.variables({}).items() if name != CLUSTER_MARK})
 
 
 def for_state_dir(state_dir: Path) -> RayEnvironment:

@@ -27,7 +27,7 @@ STATE_VERSION = 1
 
 
 class JobStatus(StrEnum):
-    """What the API calls a state: a projection by one table (jobs/status.py)."""
+    """What the API calls a state: a projection by one table (status.py)."""
 
     PENDING = "PENDING"
     STARTING = "STARTING"

@@ -42,6 +42,8 @@ class Arena:
         self.members: tuple[Device, ...] = (*form.plan.devices, *form.donors)
         self.here: dict[Device, SimRank] = {}
         self.is_broken = False
+        self.kills_voter = False
+        """The first to see the next vote pass dies of it."""
         self.has_started = False
         self.passed = Step(0)
         self.layout = layout(form.plan, profile(), mirrors=spec.recovery.mirrors)
@@ -157,6 +159,11 @@ class Arena:
 
         def see(rank: SimRank) -> None:
             rank.passed(self.generation, answer)
+            if self.kills_voter:
+                self.kills_voter = False
+                self.world.note(f"* {self.job} on {rank.device} dies having passed step {step}")
+                rank.host.kill(rank)
+                return
             self._save_if_due(rank)
             if step == self.spec.train.steps:
                 self._finish(rank)

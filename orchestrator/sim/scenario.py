@@ -14,6 +14,8 @@ from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, Parallel
 
 class Trouble(StrEnum):
     KILL_RANK = "kill_rank"
+    KILL_VOTER = "kill_voter"
+    """The first rank to see a vote pass, in that instant."""
     KILL_NODE = "kill_node"
     KILL_HOST = "kill_host"
     FAIL_HOST = "fail_host"
@@ -51,7 +53,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     gentle = rng.random() < 0.3
     nodes = tuple(rng.choice((1, 2, 2, 2, 4)) for _ in range(rng.randint(2, 5)))
     jobs = tuple(_job(rng, number, sum(nodes), steps) for number in range(rng.choice((1, 1, 1, 2))))
-    harm = (Trouble.KILL_RANK, Trouble.KILL_NODE, Trouble.KILL_HOST)
+    harm = (Trouble.KILL_RANK, Trouble.KILL_VOTER, Trouble.KILL_NODE, Trouble.KILL_HOST)
     anything = [trouble for trouble in Trouble if trouble is not Trouble.CANCEL or rng.random() < 0.1]
     # A subset per seed: some weaknesses only show when other troubles do not get in their way.
     troubles = harm if gentle else tuple(rng.sample(anything, rng.randint(3, len(anything))))

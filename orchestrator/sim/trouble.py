@@ -19,7 +19,7 @@ class Troublemaker:
     def __init__(self, world: World) -> None:
         self._world = world
         self._rng = world.rng
-        self._nodes = len(world.size)
+        self._nodes = tuple(world.size)
         self.is_quiet = False
         self.may_roll_back = not world.scenario.gentle
         self._again()
@@ -46,6 +46,10 @@ class Troublemaker:
         match trouble:
             case Trouble.KILL_RANK:
                 self._to_a_rank(trouble, lambda rank: rank.host.kill(rank))
+            case Trouble.KILL_VOTER:
+                running = [(job, record.generation) for job, record in sorted(world.records().items())]
+                for arena in [world.arenas[key] for key in running if key in world.arenas]:
+                    arena.kills_voter = True
             case Trouble.KILL_NODE:
                 alive = [node for node in world.size if node not in world.dead]
                 if len(alive) > 1:
@@ -102,7 +106,13 @@ class Troublemaker:
         for job, record in sorted(world.records().items()):
             state = record.state
             arena = world.arenas.get((job, record.generation))
-            if not isinstance(state, Running) or arena is None or record.committed <= arena.step or arena.is_broken:
+            if (
+                not isinstance(state, Running)
+                or arena is None
+                or record.committed <= arena.step
+                or arena.is_broken
+                or arena.kills_voter
+            ):
                 return
             if (
                 any(owner.node == mirror.node for owner, mirror in partners(state.plan).items())
@@ -115,8 +125,8 @@ class Troublemaker:
         world = self._world
         world.note("* trouble ends")
         self.is_quiet = True
-        while len(world.size) - len(world.dead) < self._nodes:
-            self._add_node()
+        for devices in (world.size[node] for node in sorted(set(self._nodes) & set(world.dead))):
+            world.add_node(devices)
         if world.supervisor.is_dead or world.supervisor.dies_after_commit:
             world.supervisor.crash()
             world.restart_supervisor(1.0)

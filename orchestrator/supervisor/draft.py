@@ -11,7 +11,7 @@ from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId
 from orchestrator.domain.job import TERMINAL, Incident, JobRecord, JobState
 from orchestrator.domain.protocol import HostRequest
-from orchestrator.jobs.status import status_of
+from orchestrator.domain.status import status_of
 from orchestrator.jobs.transitions import check
 
 MAX_INCIDENTS = 100

@@ -35,8 +35,13 @@ def steps_passed(draft: Draft, said: StepsPassed) -> None:
     elif not (isinstance(state, Running) and state.generation == said.generation):
         return
     for answer, at in zip(said.answers, said.at, strict=True):
-        if answer.step == draft.record.committed + 1:
-            record_step(draft, said.generation, answer, at)
+        unseen = answer.step - draft.record.committed - 1
+        if unseen < 0:
+            continue  # told by another host already
+        if unseen:
+            # Hosts forget the oldest while nobody listens; a later vote proves that these had passed.
+            draft.say("steps_untold", f"the {unseen} steps before step {answer.step} passed, and their losses are lost")
+        record_step(draft, said.generation, answer, at)
 
 
 def record_step(draft: Draft, generation: Generation, answer: Answer, at: float) -> None:

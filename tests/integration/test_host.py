@@ -128,7 +128,7 @@ class Supervisor:
             )
 
     async def opened(self) -> None:
-        await self.until(lambda: len(self.all(HostOpened)) == len(self.hosts))
+        await self.until(lambda: len(self.all(HostOpened)) == len(self.hosts), 90.0)  # imports torch, twice
 
     async def prepare(self, generation: int) -> None:
         devices = self.plan.devices

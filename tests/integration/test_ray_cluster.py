@@ -62,6 +62,7 @@ def on(nodes: LocalNodes, test: Callable[[RayCluster], Awaitable[None]]) -> None
     async def whole() -> None:
         cluster = RayCluster(nodes.registry().address, nodes.environment, is_alive=nodes.is_alive)
         await cluster.start()
+        assert CLUSTER_MARK not in os.environ, "or all that this process starts would go down with the cluster"
         try:
             await test(cluster)
         finally:
@@ -105,9 +106,10 @@ async def until(
 async def seen(cluster: RayCluster, done: Callable[[dict[NodeId, Node]], bool], within_s: float = 20) -> float:
     began = time.monotonic()
     async with asyncio.timeout(within_s):
-        while not done({node.id: node for node in await cluster.nodes()}):
+        while True:
+            if done({node.id: node for node in await cluster.nodes()}):
+                return time.monotonic() - began
             await asyncio.sleep(0.02)
-    return time.monotonic() - began
 
 
 def test_nodes_are_seen_with_their_kind_and_devices(nodes: LocalNodes) -> None:
@@ -142,7 +144,11 @@ def test_nobody_without_the_token_is_let_in(nodes: LocalNodes) -> None:
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean,
     ) as tried:
         try:
             said, complained = tried.communicate(timeout=12)
@@ -163,7 +169,7 @@ def test_host_opens_answers_is_found_again_and_closes(nodes: LocalNodes, tmp_pat
         await until(cluster, A, HostOpened)
         print(f"zygote warm: {time.monotonic() - began:.2f} s")
         took = []
-        for number in range(100):
+        for _ in range(100):
             before = time.perf_counter()
             await cluster.poll(JOB, A, TERM, 1_000, 0, 0.0)
             took.append((time.perf_counter() - before) * 1000)
@@ -301,10 +307,10 @@ def test_idle_cluster_costs_little(nodes: LocalNodes) -> None:
 
 
 def host_pid(cluster: RayCluster, job: JobId, node: NodeId) -> int:
+    import ray
+
     from orchestrator.adapters.host_wire import Pulse
     from orchestrator.domain import codec
-
-    import ray
 
     line = cluster._lines[job, node]
     return codec.loads(Pulse, ray.get(line.actor.pulse.remote())).pid

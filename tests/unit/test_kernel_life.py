@@ -125,7 +125,12 @@ def test_steps_are_recorded_once_in_order_and_with_their_seconds() -> None:
     bench = Bench().running().passed(1, 2).passed(2, 3, node=NodeId("n1")).passed(1, 2, 3, node=NodeId("n2"))
     assert [one.answer for one in bench.steps] == [an_answer(1), an_answer(2), an_answer(3)]
     assert bench.steps[0].seconds is None and bench.steps[2].seconds == pytest.approx(0.01)
-    assert bench.passed(5).record.committed == 3, "a gap is not a commit"
+
+
+def test_a_vote_that_passed_proves_those_before_it_even_if_nobody_told_of_them() -> None:
+    bench = Bench().running().passed(1).passed(4, 5)
+    assert bench.record.committed == 5 and [one.answer.step for one in bench.steps] == [1, 4, 5]
+    assert bench.said_to_people().count("steps_untold") == 1
 
 
 # --- checkpoints ---------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from orchestrator.domain.job import (
     Succeeded,
 )
 from orchestrator.domain.plan import Pipeline, Plan, Stage
-from orchestrator.jobs.status import TERMINAL_STATUSES, reason_of, status_of
+from orchestrator.domain.status import TERMINAL_STATUSES, reason_of, status_of
 
 PLAN = Plan(pipelines=(Pipeline(stages=(Stage(first=0, last=4, devices=(Device(NodeId("n"), 0),)),), micro_batches=(0,)),))
 

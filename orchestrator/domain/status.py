@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from orchestrator.domain.job import (
+from .job import (
     Cancelled,
     Cause,
     Failed,

@@ -1,0 +1,196 @@
+"""What orchestration costs: step time under Everstep against the same parallel code under torchrun, and against plain torch.
+
+    python -m benchmarks.train --json [--blocks 20] [--seconds 3] [--mirrors 1] [--degrees 2,2,2]
+
+All three contenders live side by side, with the whole cluster up, and all but the one that is measured are stopped by
+signals. A block is a few seconds of one of them after a warm-up that does not count; blocks alternate, so what changes
+slowly on the machine changes for all. The last line of output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import permutations
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from api.client import Client
+from orchestrator.domain import codec
+
+from .cluster import NODES, Job, NotMeasured, end_in_good_order, local_cluster, plan_of, ranks_of, say
+from .stats import StepTime, paired_ratio, step_times, within
+from .torchrun import Torchrun
+from .workload import WORLD_SIZE, train_workload
+
+WARM_UP_S = 1.0
+"""After a contender was continued: caches fill, the step that was interrupted ends."""
+REPORT_S = 0.5
+"""For the last committed steps to arrive where they are read."""
+LEAST_STEPS = 4
+"""In a block; one with fewer goes on."""
+LONGEST_BLOCK_S = 60.0
+FIRST_STEPS = 10
+"""Of each contender before the first block."""
+
+
+class Contender(Protocol):
+    name: str
+
+    def go(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def steps(self) -> list[StepTime]:
+        """Every step so far. Raises NotMeasured, PeerFailed where it does not simply train."""
+        ...
+
+
+class Everstep:
+    """Only the job's training processes are stopped; hosts, supervisor, API, Redis and Ray go on."""
+
+    name = "everstep"
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        view = job.wait_for_step(FIRST_STEPS)
+        assert view.plan is not None
+        self.plan = plan_of(view.plan)
+        self.summary = view.plan.summary
+        self._generation = view.generation
+        self._ranks = tuple(ranks_of(view).values())
+
+    def go(self) -> None:
+        for rank in self._ranks:
+            rank.send(signal.SIGCONT)
+
+    def stop(self) -> None:
+        for rank in self._ranks:
+            rank.send(signal.SIGSTOP)
+
+    def steps(self) -> list[StepTime]:
+        found = self._job.fetch()
+        if found[-1].generation != self._generation:
+            raise NotMeasured(f"generation {self._generation} ended; look at the job's events for the reason")
+        return [StepTime(at=step.at.timestamp(), seconds=step.seconds) for step in found if step.seconds is not None]
+
+
+class Peer:
+    def __init__(self, torchrun: Torchrun) -> None:
+        self.name = torchrun.name
+        self._torchrun = torchrun
+        self.go, self.stop = torchrun.go, torchrun.stop
+
+    def steps(self) -> list[StepTime]:
+        self._torchrun.check()
+        return step_times([done.at for done in self._torchrun.steps()])
+
+
+def main() -> int:
+    asked = _arguments()
+    end_in_good_order()
+    workload = train_workload(asked.degrees, asked.mirrors)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="everstep-bench-peers-")))
+        cluster = stack.enter_context(local_cluster(NODES))
+        client = stack.enter_context(Client(cluster.url))
+        ours = Everstep(Job(client, workload))
+        stack.callback(ours.go)  # whoever ends the ranks in good order finds them able to end
+        ours.stop()
+        say(f"everstep: {ours.summary}, mirrors {asked.mirrors}")
+        spec, plan = folder / "spec.json", folder / "plan.json"
+        spec.write_bytes(codec.dumps(workload.spec()))
+        plan.write_bytes(codec.dumps(ours.plan))
+        contenders: list[Contender] = [ours]
+        for module, argument in (("same_code", str(plan)), ("plain_torch", str(ours.plan.pp))):
+            peer = stack.enter_context(Torchrun(module, WORLD_SIZE, [str(spec), argument], folder))
+            peer.wait_for_step(FIRST_STEPS)
+            peer.stop()
+            say(f"{module}: {WORLD_SIZE} ranks under torchrun")
+            contenders.append(Peer(peer))
+        blocks = _measure(contenders, asked.blocks, asked.seconds)
+    result = _result(blocks) | {"mirrors": asked.mirrors, "plan": ours.summary, "blocks": asked.blocks}
+    if not asked.json:
+        for name, medians in blocks.items():
+            print(f"{name:12} {median(medians):.4f} s a step, blocks from {min(medians):.4f} to {max(medians):.4f} s")
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+def _measure(contenders: Sequence[Contender], count: int, seconds: float) -> dict[str, list[float]]:
+    """Median step of every block, by contender; blocks of one index belong together."""
+    found: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    orders = list(permutations(contenders))
+    for number in range(count):
+        for contender in orders[number % len(orders)]:
+            found[contender.name].append(_block(contender, seconds))
+        said = ", ".join(f"{name} {medians[-1]:.4f}" for name, medians in found.items())
+        say(f"block {number + 1:2} of {count}: {said}")
+    return found
+
+
+def _block(contender: Contender, seconds: float) -> float:
+    contender.go()
+    try:
+        time.sleep(WARM_UP_S)
+        begin = time.time()
+        while True:
+            time.sleep(seconds)
+            end = time.time()
+            if len(within(contender.steps(), begin, end)) >= LEAST_STEPS:
+                break
+            if end - begin > LONGEST_BLOCK_S:
+                raise NotMeasured(f"{contender.name} made fewer than {LEAST_STEPS} steps in {end - begin:.0f} s")
+    finally:
+        contender.stop()
+    time.sleep(REPORT_S)
+    return median(within(contender.steps(), begin, end))
+
+
+def _result(blocks: dict[str, list[float]]) -> dict[str, object]:
+    tax = paired_ratio(blocks["everstep"], blocks["same_code"])
+    torch = paired_ratio(blocks["everstep"], blocks["plain_torch"])
+    return {
+        "tax_ratio": round(tax.value, 4),
+        "tax_ratio_high": round(tax.high, 4),
+        "ratio_to_torch": round(torch.value, 4),
+        "step_s": round(median(blocks["everstep"]), 4),
+        "tax_ratio_low": round(tax.low, 4),
+        "ratio_to_torch_low": round(torch.low, 4),
+        "ratio_to_torch_high": round(torch.high, 4),
+        "same_code_step_s": round(median(blocks["same_code"]), 4),
+        "plain_torch_step_s": round(median(blocks["plain_torch"]), 4),
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.train", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print the JSON line and nothing before it")
+    parser.add_argument("--blocks", type=int, default=20, help="of each contender, at least 2")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of one block")
+    parser.add_argument("--mirrors", type=int, choices=(0, 1), default=1, help="of Everstep; its peers have none")
+    parser.add_argument(
+        "--degrees", type=_degrees, default=(2, 2, 2), help="tp,pp,dp of Everstep and the same code; torch has tp 1"
+    )
+    asked = parser.parse_args()
+    if asked.blocks < 2:
+        parser.error(f"--blocks is {asked.blocks}, at least 2 make an interval; raise it")
+    return asked
+
+
+def _degrees(text: str) -> tuple[int, int, int]:
+    tp, pp, dp = (int(part) for part in text.split(","))
+    if tp * pp * dp != WORLD_SIZE:
+        raise argparse.ArgumentTypeError(f"{text} is {tp * pp * dp} ranks, {WORLD_SIZE} are measured; use 2,2,2 or 1,2,4")
+    return tp, pp, dp
+
+
+if __name__ == "__main__":
+    sys.exit(main())

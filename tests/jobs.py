@@ -1,0 +1,47 @@
+"""Jobs for tests of the whole: small enough to be quick, the example's own mathematics, and their undisturbed curve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from api.schemas import load_job_file
+from orchestrator.domain.spec import JobSpec
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "worker" / "examples" / "byte-gpt.yaml"
+
+
+def a_job(steps: int = 24, **train: object) -> JobSpec:
+    """The example with short sequences: tp 2 x pp 2, dp as the devices allow."""
+    spec = load_job_file(EXAMPLE.read_text("utf-8"), "application/yaml")
+    changes: dict[str, object] = {"steps": steps, "micro_batch_size": 2, "sequence": 32, **train}
+    return replace(
+        spec,
+        name="test",
+        data=replace(spec.data, max_bytes=200_000),
+        train=replace(spec.train, **changes),  # type: ignore[arg-type]
+        checkpoint=replace(spec.checkpoint, every=10),
+    )
+
+
+@cache
+def _curve(spec_json: str) -> tuple[float, ...]:
+    from orchestrator.domain import codec
+    from worker.reference import run
+
+    return tuple(answer.loss for answer in run(codec.loads(JobSpec, spec_json)))
+
+
+def undisturbed(spec: JobSpec) -> tuple[float, ...]:
+    """Loss of every step of a single-process run."""
+    from orchestrator.domain import codec
+
+    return _curve(codec.dumps(spec).decode())
+
+
+def largest_gap(losses: dict[int, float], spec: JobSpec) -> float:
+    """Largest relative difference to the undisturbed curve; every step must be there."""
+    wanted = undisturbed(spec)
+    assert sorted(losses) == list(range(1, len(wanted) + 1)), f"steps {sorted(losses)} of {len(wanted)}"
+    return max(abs(losses[step] - loss) / abs(loss) for step, loss in enumerate(wanted, start=1))

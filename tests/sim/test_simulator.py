@@ -1,0 +1,120 @@
+"""The simulator itself: it replays exactly, and it finds bugs that are planted in the kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.domain.layout import Move
+from orchestrator.domain.profile import Interval
+from orchestrator.recovery.restore import cold_restore
+from orchestrator.sim.__main__ import main, replay
+from orchestrator.sim.clock import Clock
+from orchestrator.sim.memory import Violation, check_filled, uncovered
+from orchestrator.sim.run import Verdict, run
+from orchestrator.supervisor import forming, kernel
+from orchestrator.supervisor.training import record_step
+from tests.builders import a_device
+
+SEARCHED = range(30)
+
+
+def test_a_seed_replays_to_the_letter_in_another_process() -> None:
+    """Whatever the order in which another interpreter iterates over sets."""
+
+    def trace(hash_seed: str) -> str:
+        command = [sys.executable, "-m", "orchestrator.sim", "--seed", "3", "--trace"]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        return said.rpartition(", ")[0]  # all but the CPU time
+
+    first = trace("1")
+    assert "running" in first and first == trace("2")
+
+
+def rolls_back_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forming, "choose_restore", lambda *, checkpoint, **_: cold_restore(checkpoint))
+
+
+def gives_devices_away_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(kernel, "_claimed", lambda record: frozenset())
+
+
+def records_a_step_again(patch: pytest.MonkeyPatch) -> None:
+    def steps_passed(draft: Any, said: Any) -> None:
+        for answer, at in zip(said.answers, said.at, strict=True):
+            if answer.step >= draft.record.committed:
+                record_step(draft, said.generation, answer, at)
+
+    patch.setattr(kernel, "steps_passed", steps_passed)
+
+
+def never_finishes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(kernel, "finish_if_done", lambda draft: None)
+
+
+def raises(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(kernel, "rank_ready", lambda *_: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("plant", "verdict"),
+    [
+        (rolls_back_for_nothing, Verdict.SAFETY),
+        (gives_devices_away_twice, Verdict.SAFETY),
+        (records_a_step_again, Verdict.SAFETY),
+        (never_finishes, Verdict.LIVENESS),
+        (raises, Verdict.CRASH),
+    ],
+)
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    for seed in SEARCHED:
+        outcome = run(seed)
+        if outcome.verdict is not Verdict.PASSED:
+            assert outcome.verdict is verdict, outcome.message
+            return
+    pytest.fail(f"no seed of {SEARCHED} shows it")
+
+
+def test_failures_are_told_with_the_command_that_replays_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raises(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["sim", "--first", "0", "--seeds", "1", "--steps", "4"])
+    assert main() == 3
+    assert replay(0, 4) in capsys.readouterr().out
+
+
+def test_time_jumps_in_order() -> None:
+    clock, seen = Clock(), []
+    for delay in (0.3, 0.1, 0.2, 0.1):
+        clock.after(delay, lambda delay=delay: seen.append((clock.now, delay)))  # type: ignore[misc]
+    clock.after(0.15, lambda: seen.append((0.0, 0.0))).cancel()
+    while clock.advance():
+        pass
+    assert seen == [(0.1, 0.1), (0.1, 0.1), (0.2, 0.2), (0.3, 0.3)]
+
+
+def test_uncovered_names_the_missing_piece() -> None:
+    held = [Interval("w", 0, 10), Interval("w", 10, 20), Interval("w", 30, 40)]
+    assert not uncovered([Interval("w", 5, 15)], held)
+    assert uncovered([Interval("w", 5, 35)], held) == [Interval("w", 20, 35)]
+    assert uncovered([Interval("v", 0, 1)], held) == [Interval("v", 0, 1)]
+
+
+def test_moves_that_leave_a_gap_or_fill_twice_are_violations() -> None:
+    a, b = a_device(0), a_device(1)
+    whole = (Interval("w", 0, 20),)
+    check_filled("b", whole, [Move(Interval("w", 0, 10), a, b), Move(Interval("w", 10, 20), b, b)])
+    with pytest.raises(Violation, match="no source"):
+        check_filled("b", whole, [Move(Interval("w", 0, 10), a, b)])
+    with pytest.raises(Violation, match="30 elements where 20"):
+        check_filled("b", whole, [Move(Interval("w", 0, 20), a, b), Move(Interval("w", 10, 20), b, b)])
