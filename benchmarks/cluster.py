@@ -99,7 +99,7 @@ def ranks_of(view: JobView) -> dict[int, ProcessId]:
     living = {rank: process for rank, process in found.items() if process is not None}
     if not seats or len(living) != len(seats):
         raise NotMeasured(
-            f"{len(living)} of the plan's {len(seats)} ranks have a living process; is the job being re-formed?"
+            f"{len(living)} of the plan's {len(seats)} ranks have a living process; wait until it is re-formed"
         )
     return living
 

@@ -126,8 +126,7 @@ def _measure(kind: str, trials: int, workload: Workload, random: Random) -> list
         job.wait_for_step(QUIET_STEPS)
         for number in range(trials):
             victims.replace()
-            one = _trial(job, victims, random, f"kill {number + 1} of {trials}")
-            found.append(one)
+            found.append(_trial(job, victims, random, f"kill {number + 1} of {trials}"))
     return found
 
 
@@ -162,7 +161,8 @@ def _recovery(steps: Sequence[StepView], before: JobView, incidents: Sequence[In
         commit_to_commit_s=at - undisturbed[-1].at.timestamp(),
         supervisor_s=sum(incident.pause_s or 0.0 for incident in incidents),
         rolled_back=sum(incident.rolled_back for incident in incidents),
-        phases=dict(incidents[-1].phases),
+        # The ledger begins where a host noticed; how long that took only the killer knows.
+        phases={"notice": incidents[0].at.timestamp() - killed_at, **incidents[-1].phases},
     )
 
 

@@ -1,4 +1,4 @@
-"""What orchestration costs: step time under Everstep against the same parallel code under torchrun, and against plain torch.
+"""What orchestration costs: a step under Everstep, the same parallel code under torchrun, and plain torch, side by side.
 
     python -m benchmarks.train --json [--blocks 20] [--seconds 3] [--mirrors 1] [--degrees 2,2,2]
 

@@ -254,6 +254,7 @@ class RayCluster:
 
     def _connect(self) -> None:
         self._environment.apply()
+        _forget_token()
         try:
             _ray().init(
                 address=self._address,
@@ -266,6 +267,13 @@ class RayCluster:
         except (ConnectionError, RuntimeError, TimeoutError) as error:
             said = f"no Ray cluster answers at {self._address} ({_first_line(error)}); see that it runs with this token"
             raise Unavailable(said) from error
+
+
+def _forget_token() -> None:
+    """Ray reads a token once per process, also where the next cluster has another."""
+    from ray._raylet import AuthenticationTokenLoader
+
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def actor_name(job: JobId, node: NodeId) -> str:

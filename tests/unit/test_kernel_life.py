@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from orchestrator.domain import codec
 from orchestrator.domain.effects import AddNode, ChoosePlan, KillNode, ProbeProgram
 from orchestrator.domain.events import (
     CancelRequested,
@@ -25,6 +27,7 @@ from orchestrator.domain.job import (
     TERMINAL,
     Cancelled,
     Failed,
+    JobRecord,
     Probing,
     Queued,
     Reforming,
@@ -247,8 +250,8 @@ def without_hosts() -> Bench:
     ],
     ids=["probing", "queued", "planning", "starting", "running", "reforming", "reforming_without_hosts", "restoring"],
 )
-def test_cancel_ends_a_job_in_every_state(make: object) -> None:
-    bench: Bench = make()  # type: ignore[operator]
+def test_cancel_ends_a_job_in_every_state(make: Callable[[], Bench]) -> None:
+    bench = make()
     bench.tell(CancelRequested(job=JOB))
     assert isinstance(bench.state, Stopping | Cancelled)
     bench.tell(CancelRequested(job=JOB))
@@ -341,3 +344,23 @@ def test_an_infeasible_answer_to_an_old_question_is_ignored() -> None:
     before = bench.record
     bench.tell(PlanChosen(job=JOB, generation=Generation(1), result=Infeasible(reason="old", forever=True)))
     assert bench.record == before
+
+
+@pytest.mark.parametrize(
+    ("make", "keys"),
+    [
+        (lambda: Bench().submitted(), ["probe"]),
+        (lambda: Bench().submitted().probed().planned(), ["open:1"]),
+        (lambda: Bench().submitted().probed().planned().opened().prepared(), ["form:1"]),
+        (lambda: Bench().running(), []),
+        (reforming, ["settle:1"]),
+        (lambda: reforming().all_report(lambda device: a_report(device, voted=1, passed=1, held=1)), ["prepare:2"]),
+        (lambda: Bench().running().tell(CancelRequested(job=JOB)), ["stop"]),
+    ],
+    ids=["probing", "starting", "forming", "running", "settling", "preparing", "stopping"],
+)
+def test_deadlines_follow_from_the_stored_record_so_that_a_successor_starts_them_again(
+    make: Callable[[], Bench], keys: list[str]
+) -> None:
+    stored = codec.loads(JobRecord, codec.dumps(make().record))
+    assert list(deadlines(stored)) == keys and all(seconds > 0 for seconds in deadlines(stored).values())
