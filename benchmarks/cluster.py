@@ -18,7 +18,8 @@ from api.client import Client
 from api.client.client import BEGINNING
 from api.views import JobView, PlanView, StepView
 from deploy.local import LocalCluster, NodeSpec, up
-from orchestrator.adapters.processes import ProcessId, identify
+from orchestrator.adapters.processes import ProcessId, identify, marked
+from orchestrator.adapters.ray_environment import CLUSTER_MARK, for_state_dir
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 
@@ -51,6 +52,11 @@ def local_cluster(nodes: Sequence[NodeSpec]) -> Iterator[LocalCluster]:
             yield cluster
         finally:
             cluster.down()
+
+
+def processes_of(cluster: LocalCluster) -> tuple[ProcessId, ...]:
+    """Every living process of it, ranks included."""
+    return marked({CLUSTER_MARK: for_state_dir(cluster.state_dir).cluster})
 
 
 class Job:

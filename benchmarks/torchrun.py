@@ -101,6 +101,10 @@ class Torchrun:
         if self._process is not None and self._process.poll() is not None:
             raise PeerFailed(f"{self.name} ended with {self._process.returncode}: {self.last_words()}")
 
+    def processes(self) -> tuple[ProcessId, ...]:
+        """Every living one of it, torchrun's own included."""
+        return marked({MARK: self._mark})
+
     def stop(self) -> None:
         """Nothing of it runs until `go`."""
         self._send(signal.SIGSTOP)
@@ -111,7 +115,7 @@ class Torchrun:
     def close(self) -> None:
         """Every process of it ends. Idempotent."""
         deadline = time.monotonic() + 10
-        while found := self._processes():
+        while found := self.processes():
             end(found, grace_s=0)
             if time.monotonic() > deadline:
                 raise PeerFailed(f"processes {[process.pid for process in found]} of {self.name} do not end")
@@ -137,11 +141,8 @@ class Torchrun:
         self.close()
 
     def _send(self, number: signal.Signals) -> None:
-        for process in self._processes():
+        for process in self.processes():
             process.send(number)
-
-    def _processes(self) -> tuple[ProcessId, ...]:
-        return marked({MARK: self._mark})
 
 
 def _step(line: str) -> PeerStep:

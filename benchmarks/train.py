@@ -11,21 +11,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from api.client import Client
+from orchestrator.adapters.processes import ProcessId
 from orchestrator.domain import codec
 
-from .cluster import NODES, Job, NotMeasured, end_in_good_order, local_cluster, plan_of, ranks_of, say
+from .cluster import NODES, Job, NotMeasured, end_in_good_order, local_cluster, plan_of, processes_of, ranks_of, say
+from .cpu import cpu_seconds
 from .stats import StepTime, paired_ratio, step_times, within
 from .torchrun import Torchrun
 from .workload import WORLD_SIZE, train_workload
@@ -41,8 +45,21 @@ FIRST_STEPS = 10
 """Of each contender before the first block."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """step_s: median step; step_cpu_s: CPU time of a mean step, all training processes; other_cores: in use beside them."""
+
+    step_s: float
+    step_cpu_s: float
+    other_cores: float
+
+
 class Contender(Protocol):
     name: str
+
+    def processes(self) -> Sequence[ProcessId]:
+        """Those that train, and whatever starts them where they are a peer's."""
+        ...
 
     def go(self) -> None: ...
 
@@ -66,6 +83,10 @@ class Everstep:
         self.summary = view.plan.summary
         self._generation = view.generation
         self._ranks = tuple(ranks_of(view).values())
+        self.niceness = max(os.getpriority(os.PRIO_PROCESS, rank.pid) for rank in self._ranks)
+
+    def processes(self) -> Sequence[ProcessId]:
+        return self._ranks
 
     def go(self) -> None:
         for rank in self._ranks:
@@ -86,7 +107,7 @@ class Peer:
     def __init__(self, torchrun: Torchrun) -> None:
         self.name = torchrun.name
         self._torchrun = torchrun
-        self.go, self.stop = torchrun.go, torchrun.stop
+        self.processes, self.go, self.stop = torchrun.processes, torchrun.go, torchrun.stop
 
     def steps(self) -> list[StepTime]:
         self._torchrun.check()
@@ -105,6 +126,8 @@ def main() -> int:
         stack.callback(ours.go)  # whoever ends the ranks in good order finds them able to end
         ours.stop()
         say(f"everstep: {ours.summary}, mirrors {asked.mirrors}")
+        if ours.niceness != os.getpriority(os.PRIO_PROCESS, 0):  # of this process, and so of the peers
+            say(f"its ranks run at niceness {ours.niceness}, the peers' do not: on a busy machine this is no comparison")
         spec, plan = folder / "spec.json", folder / "plan.json"
         spec.write_bytes(codec.dumps(workload.spec()))
         plan.write_bytes(codec.dumps(ours.plan))
@@ -115,31 +138,37 @@ def main() -> int:
             peer.stop()
             say(f"{module}: {WORLD_SIZE} ranks under torchrun")
             contenders.append(Peer(peer))
-        blocks = _measure(contenders, asked.blocks, asked.seconds)
+        ranks = set(ours.processes())
+        others = [process for process in processes_of(cluster) if process not in ranks]
+        blocks = _measure(contenders, others, asked.blocks, asked.seconds)
     result = _result(blocks) | {"mirrors": asked.mirrors, "plan": ours.summary, "blocks": asked.blocks}
     if not asked.json:
-        for name, medians in blocks.items():
-            print(f"{name:12} {median(medians):.4f} s a step, blocks from {min(medians):.4f} to {max(medians):.4f} s")
+        for name, found in blocks.items():
+            steps = [block.step_s for block in found]
+            print(f"{name:12} {median(steps):.4f} s a step, blocks from {min(steps):.4f} to {max(steps):.4f} s")
     print(json.dumps(result), flush=True)
     return 0
 
 
-def _measure(contenders: Sequence[Contender], count: int, seconds: float) -> dict[str, list[float]]:
-    """Median step of every block, by contender; blocks of one index belong together."""
-    found: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+def _measure(
+    contenders: Sequence[Contender], others: Sequence[ProcessId], count: int, seconds: float
+) -> dict[str, list[Block]]:
+    """By contender; blocks of one index belong together. others: what is up in all blocks and trains in none."""
+    found: dict[str, list[Block]] = {contender.name: [] for contender in contenders}
     orders = list(permutations(contenders))
     for number in range(count):
         for contender in orders[number % len(orders)]:
-            found[contender.name].append(_block(contender, seconds))
-        said = ", ".join(f"{name} {medians[-1]:.4f}" for name, medians in found.items())
+            found[contender.name].append(_block(contender, others, seconds))
+        said = ", ".join(f"{name} {blocks[-1].step_s:.4f}" for name, blocks in found.items())
         say(f"block {number + 1:2} of {count}: {said}")
     return found
 
 
-def _block(contender: Contender, seconds: float) -> float:
+def _block(contender: Contender, others: Sequence[ProcessId], seconds: float) -> Block:
     contender.go()
     try:
         time.sleep(WARM_UP_S)
+        trained, rest = cpu_seconds(contender.processes()), cpu_seconds(others)
         begin = time.time()
         while True:
             time.sleep(seconds)
@@ -148,25 +177,38 @@ def _block(contender: Contender, seconds: float) -> float:
                 break
             if end - begin > LONGEST_BLOCK_S:
                 raise NotMeasured(f"{contender.name} made fewer than {LEAST_STEPS} steps in {end - begin:.0f} s")
+        trained = cpu_seconds(contender.processes()) - trained
+        rest = cpu_seconds(others) - rest
     finally:
         contender.stop()
     time.sleep(REPORT_S)
-    return median(within(contender.steps(), begin, end))
+    steps = within(contender.steps(), begin, end)
+    span = end - begin
+    return Block(step_s=median(steps), step_cpu_s=trained / span * fmean(steps), other_cores=rest / span)
 
 
-def _result(blocks: dict[str, list[float]]) -> dict[str, object]:
-    tax = paired_ratio(blocks["everstep"], blocks["same_code"])
-    torch = paired_ratio(blocks["everstep"], blocks["plain_torch"])
+def _result(blocks: dict[str, list[Block]]) -> dict[str, object]:
+    ours, same, plain = (blocks[name] for name in ("everstep", "same_code", "plain_torch"))
+    tax = paired_ratio([block.step_s for block in ours], [block.step_s for block in same])
+    torch = paired_ratio([block.step_s for block in ours], [block.step_s for block in plain])
+    work = paired_ratio([block.step_cpu_s for block in ours], [block.step_cpu_s for block in same])
     return {
         "tax_ratio": round(tax.value, 4),
         "tax_ratio_high": round(tax.high, 4),
         "ratio_to_torch": round(torch.value, 4),
-        "step_s": round(median(blocks["everstep"]), 4),
+        "step_s": round(median(block.step_s for block in ours), 4),
         "tax_ratio_low": round(tax.low, 4),
         "ratio_to_torch_low": round(torch.low, 4),
         "ratio_to_torch_high": round(torch.high, 4),
-        "same_code_step_s": round(median(blocks["same_code"]), 4),
-        "plain_torch_step_s": round(median(blocks["plain_torch"]), 4),
+        "same_code_step_s": round(median(block.step_s for block in same), 4),
+        "plain_torch_step_s": round(median(block.step_s for block in plain), 4),
+        # CPU time of the training processes, which other load on the machine disturbs less; and cores that the rest of the
+        # cluster uses while the job trains and while it stands still.
+        "cpu_ratio": round(work.value, 4),
+        "cpu_ratio_high": round(work.high, 4),
+        "step_cpu_s": round(median(block.step_cpu_s for block in ours), 4),
+        "cluster_cores_training": round(median(block.other_cores for block in ours), 4),
+        "cluster_cores_idle": round(median(block.other_cores for block in same), 4),
     }
 
 

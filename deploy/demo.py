@@ -109,8 +109,7 @@ def _reference(spec: JobSpec, console: Console) -> Sequence[float]:
     cached = cache / f"reference-{hashlib.sha256(encoded).hexdigest()[:16]}.json"
     if cached.exists() and not os.environ.get("CI"):
         console.print("[dim]the undisturbed single-process run is cached[/]")
-        losses: Sequence[float] = json.loads(cached.read_text())["losses"]
-        return losses
+        return _losses_of(cached.read_text())
     console.print("[dim]running the same job undisturbed in a single process[/]")
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         file.write(encoded)
@@ -122,7 +121,11 @@ def _reference(spec: JobSpec, console: Console) -> Sequence[float]:
     partial = cached.with_suffix(f".{os.getpid()}")
     partial.write_text(done.stdout)
     partial.replace(cached)
-    losses = json.loads(done.stdout)["losses"]
+    return _losses_of(done.stdout)
+
+
+def _losses_of(reference: str) -> Sequence[float]:
+    losses: Sequence[float] = json.loads(reference)["losses"]
     return losses
 
 

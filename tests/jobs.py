@@ -7,7 +7,9 @@ from functools import cache
 from pathlib import Path
 
 from api.schemas import load_job_file
+from orchestrator.domain import codec
 from orchestrator.domain.spec import JobSpec
+from worker.reference import run
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "worker" / "examples" / "byte-gpt.yaml"
 
@@ -26,22 +28,12 @@ def a_job(steps: int = 24, **train: object) -> JobSpec:
 
 
 @cache
-def _curve(spec_json: str) -> tuple[float, ...]:
-    from orchestrator.domain import codec
-    from worker.reference import run
-
-    return tuple(answer.loss for answer in run(codec.loads(JobSpec, spec_json)))
+def _curve(spec_json: str, steps: int) -> tuple[float, ...]:
+    return tuple(answer.loss for answer in run(codec.loads(JobSpec, spec_json), steps))
 
 
-def undisturbed(spec: JobSpec) -> tuple[float, ...]:
-    """Loss of every step of a single-process run."""
-    from orchestrator.domain import codec
-
-    return _curve(codec.dumps(spec).decode())
-
-
-def largest_gap(losses: dict[int, float], spec: JobSpec) -> float:
-    """Largest relative difference to the undisturbed curve; every step must be there."""
-    wanted = undisturbed(spec)
-    assert sorted(losses) == list(range(1, len(wanted) + 1)), f"steps {sorted(losses)} of {len(wanted)}"
+def largest_gap(losses: dict[int, float], spec: JobSpec, compared: int | None = None) -> float:
+    """Largest relative difference to the undisturbed curve over the first `compared` steps; every step must be there."""
+    assert sorted(losses) == list(range(1, spec.train.steps + 1)), f"{len(losses)} of {spec.train.steps} steps"
+    wanted = _curve(codec.dumps(spec).decode(), compared or spec.train.steps)
     return max(abs(losses[step] - loss) / abs(loss) for step, loss in enumerate(wanted, start=1))

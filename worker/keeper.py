@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,15 @@ _MESSAGE_BYTES = 1 << 16
 # `import numpy` alone would start a thread otherwise, and a process with threads must not be forked.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
+# Whatever the host was started with to speak to Ray: user code runs below here and is to have none of it.
+_PREFIX_OF_SECRETS = "RAY_"
+
 Heard = Callable[[dict[str, Any], int], None]
 """Called with each message and the descriptor that came with it, or -1."""
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(_PREFIX_OF_SECRETS)}
 
 
 class Zygote:
@@ -66,7 +73,7 @@ class Zygote:
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**without_secrets(os.environ), **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         finally:
             os.close(order)

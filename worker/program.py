@@ -8,7 +8,7 @@ generations, plans or optimizers.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -81,8 +81,8 @@ def load_program(name: str) -> Program:
         program = getattr(importlib.import_module(found.module), found.attribute)
     except (ImportError, AttributeError) as error:
         raise Refused(f"program {name!r} cannot be imported: {error}") from error
-    if not isinstance(program, Program) and isinstance(program, Callable):  # type: ignore[arg-type]
-        program = program()
+    if isinstance(program, type) or not isinstance(program, Program):
+        program = program() if callable(program) else program
     if not isinstance(program, Program):
         raise Refused(f"program {name!r} has no describe, initial and build; see worker/program.py")
     return program

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -254,9 +254,8 @@ class _Rank:
         )
 
     def _report(self, trainer: Trainer, generation: Generation, lost: Rank | None, cause: str) -> None:
+        # Also of a generation it never began: what it voted for in the one before may be what the answer is about.
         report = trainer.report(generation, lost, cause)
-        if self._session_of != generation:
-            report = replace(report, voted=Step(0))
         self._reported = generation
         self._control.post(said_frame(RankReported(report=report)))
         self._page.phase(Phase.IDLE, generation, report.passed)

@@ -41,7 +41,9 @@ appendfsync always
 save ""
 maxmemory-policy noeviction
 tcp-keepalive 60
+set-proc-title no
 """
+# A title would be written over the environment, by whose mark the server is found if its pid file is lost.
 
 
 class EmbeddedRedis:

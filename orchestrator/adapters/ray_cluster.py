@@ -271,7 +271,7 @@ class RayCluster:
 
 def _forget_token() -> None:
     """Ray reads a token once per process, also where the next cluster has another."""
-    from ray._raylet import AuthenticationTokenLoader
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
     AuthenticationTokenLoader.instance().reset_cache()
 

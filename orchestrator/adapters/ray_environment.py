@@ -33,6 +33,7 @@ _SETTINGS = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_failure_threshold": "4",
+    "RAY_worker_niceness": "0",  # 15 otherwise: hosts and ranks would run behind everything else on the machine
     # Nobody reads these, and each costs every node some of its CPU.
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_timeline": "0",

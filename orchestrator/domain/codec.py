@@ -12,7 +12,7 @@ import enum
 import json
 import types
 import typing
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -43,7 +43,7 @@ def loads(wanted: type[T], data: bytes | str) -> T:
 
 def encode(value: Any) -> Any:
     """A domain value as JSON-able data. Devices are written node/index."""
-    kind: Hashable = type(value)
+    kind: Any = type(value)
     return _encoder(kind)(value)
 
 

@@ -87,12 +87,19 @@ class HostLine:
             return
 
     async def _poll_all(self) -> None:
-        await self._opened.wait()
-        after, silent = 0, False
+        """A host that ends may be followed by another of the same name, whose numbers start again."""
+        while True:
+            await self._opened.wait()
+            await self._poll_one()
+
+    async def _poll_one(self) -> None:
+        """Until the host has ended."""
+        after, silent, self._acked = 0, False, 0
         while True:
             try:
                 envelopes = await self._cluster.poll(self._job, self._node, self._term, after, self._acked, POLL_S)
             except HostGone as error:
+                self._opened.clear()
                 self._lost(Contact.GONE, str(error))
                 return
             except HostUnreachable as error:
@@ -103,6 +110,7 @@ class HostLine:
                 continue
             except StaleTerm:
                 log.warning("stale_term", node=self._node, term=self._term)
+                self._opened.clear()
                 return
             silent = False
             for envelope in envelopes:

@@ -48,6 +48,8 @@ NODES_S = 0.5
 LAZY_S = 0.1
 """How long routine news (passed steps, finished effects) may wait for company before it is committed."""
 RETRY_COMMIT_S = 0.2
+STOPPED_S = 1.0
+"""A wait that took this much longer than asked for: nobody was running here."""
 POLL_COMMANDS_S = 1.0
 
 log = structlog.get_logger()
@@ -137,7 +139,8 @@ class Supervisor:
     async def _wait_for_news(self) -> None:
         """Urgent news at once, routine news after a moment, deadlines when they come."""
         soonest = min(self._timers.values(), default=None)
-        timeout = None if soonest is None else max(0.0, soonest - time.monotonic())
+        began = time.monotonic()
+        timeout = None if soonest is None else max(0.0, soonest - began)
         try:
             async with asyncio.timeout(timeout):
                 await self._any.wait()
@@ -150,6 +153,9 @@ class Supervisor:
             except TimeoutError:
                 pass
         now = time.monotonic()
+        if timeout is not None and (overslept := now - began - timeout - LAZY_S) > STOPPED_S:
+            # This process was stopped: reports may be waiting unread, so deadlines go on from where they were.
+            self._timers = {key: at + overslept for key, at in self._timers.items()}
         for (job, key), at in list(self._timers.items()):
             if at <= now:
                 del self._timers[job, key]

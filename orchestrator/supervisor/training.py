@@ -75,7 +75,7 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
         draft.update_incident(pause_s=max(0.0, pause), phases={"first_step": max(0.0, first)})
         draft.say(
             "recovered",
-            f"step {answer.step} committed {pause:.3f} s after the fault, one step not counted",
+            f"step {answer.step} committed {max(0.0, pause):.3f} s after the fault, one step not counted",
             incident=incident.number,
             pause_s=max(0.0, pause),
             rolled_back=incident.rolled_back,

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from orchestrator.adapters.embedded_redis import EmbeddedRedis, bundled_server, server_version
-from orchestrator.adapters.processes import wait_for_end
+from orchestrator.adapters.processes import marked, wait_for_end
 from orchestrator.domain.errors import Conflict, Unavailable
 
 pytestmark = pytest.mark.timeout(120)
@@ -92,6 +92,11 @@ def test_stop_ends_it_and_may_be_repeated(embedded: EmbeddedRedis) -> None:
     assert process is not None and not process.is_alive
     with pytest.raises(redis.ConnectionError), client(embedded) as late:
         late.ping()
+
+
+def test_it_is_found_by_the_mark_in_its_environment(embedded: EmbeddedRedis, tmp_path: Path) -> None:
+    embedded.start({"PATH": "/usr/bin:/bin", "A_MARK": str(tmp_path)})
+    assert marked({"A_MARK": str(tmp_path)}) == (embedded.process,)
 
 
 def test_taken_port_is_said_in_words(embedded: EmbeddedRedis, tmp_path: Path) -> None:

@@ -1,0 +1,185 @@
+"""The whole thing: embedded Redis, Ray with four emulated nodes, supervisor and API as processes of their own.
+
+One cluster serves every test here; each damages a job of its own and compares its curve with the undisturbed one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from api.client import Client
+from api.views import JobView, StepView
+from deploy.local import LocalCluster, status, up
+from orchestrator.adapters import ray_environment
+from orchestrator.adapters.local_nodes import parse_nodes
+from orchestrator.adapters.processes import marked
+from orchestrator.adapters.ray_environment import CLUSTER_MARK
+from tests.jobs import EXAMPLE, a_job, largest_gap
+
+pytestmark = pytest.mark.timeout(300)
+NODES = "A100:2,A100:2,H100:2,B200:2"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    state_dir = tmp_path_factory.mktemp("everstep")
+    running = up(state_dir, parse_nodes(NODES), say=print)
+    try:
+        yield running
+    finally:
+        running.down()
+        assert not marked({CLUSTER_MARK: ray_environment.for_state_dir(state_dir).cluster}), "left after down"
+        assert not [path for path in Path("/dev/shm").iterdir() if "everstep" in path.name]
+        assert is_free(int(running.url.rpartition(":")[2]))
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster.url, retry_s=30) as one:
+        yield one
+
+
+def _body(steps: int, **train: object) -> dict[str, object]:
+    spec = a_job(steps, **train)
+    return {
+        "name": spec.name,
+        "program": spec.program,
+        "data": {"files": list(spec.data.files), "max_bytes": spec.data.max_bytes},
+        "model": dict(spec.model),
+        "train": {
+            name: getattr(spec.train, name)
+            for name in ("steps", "micro_batches", "micro_batch_size", "sequence", "seed", "learning_rate",
+                         "min_learning_rate", "warmup_steps", "epsilon")
+        },
+        "parallel": {"tp": 2, "pp": 2},
+        "checkpoint": {"every": spec.checkpoint.every},
+    }  # fmt: skip
+
+
+def _run(client: Client, steps: int, on_step: Callable[[str, StepView], None] = lambda job, step: None) -> JobView:
+    """Submit, do what on_step does at each committed step, return the finished job."""
+    job = client.submit(_body(steps)).id
+    for event in client.events(job):
+        if isinstance(event, StepView):
+            on_step(job, event)
+    return client.wait(job, timeout_s=60)
+
+
+def _losses(client: Client, job: str) -> dict[int, float]:
+    return {step.step: step.loss for step in client.all_metrics(job) if step.loss is not None}
+
+
+def _pids(job: JobView) -> dict[str, int | None]:
+    assert job.plan is not None
+    return {seat.device: seat.pid for seat in job.plan.seats}
+
+
+def test_every_rank_is_killed_in_turn_and_the_curve_is_the_undisturbed_one(client: Client) -> None:
+    def kill(job: str, step: StepView) -> None:
+        if step.step % 4 == 0 and step.step <= 32:
+            pid = next(seat.pid for seat in client.job(job).plan.seats if seat.rank == step.step // 4 - 1)  # type: ignore[union-attr]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+
+    job = _run(client, 40, kill)
+    assert job.status == "SUCCEEDED", job.reason
+    assert [incident.cause for incident in job.incidents] == ["rank_lost"] * 8
+    assert sum(incident.rolled_back for incident in job.incidents) == 0
+    assert largest_gap(_losses(client, job.id), a_job(40)) <= 1e-5
+
+
+def test_supervisor_api_and_redis_are_killed_and_no_rank_restarts(cluster: LocalCluster, client: Client) -> None:
+    seen: list[dict[str, int | None]] = []
+
+    def kill(job: str, step: StepView) -> None:
+        victim = {6: "supervisor", 14: "api", 22: "redis"}.get(step.step)
+        if victim is not None:
+            seen.append(_pids(client.job(job)))
+            processes = status(cluster.state_dir)["processes"]
+            assert isinstance(processes, dict)
+            os.kill(processes[victim], signal.SIGKILL)
+
+    job = _run(client, 60, kill)
+    assert job.status == "SUCCEEDED", job.reason
+    assert len(seen) == 3 and seen[0] == seen[1] == seen[2]
+    assert job.generation == 1 and not job.incidents
+    assert largest_gap(_losses(client, job.id), a_job(60)) <= 1e-5
+
+
+def test_node_of_rank_0_is_killed_and_one_is_added_back(client: Client) -> None:
+    def disturb(job: str, step: StepView) -> None:
+        if step.step == 8:
+            client.kill_node(client.job(job).plan.seats[0].device.rpartition("/")[0])  # type: ignore[union-attr]
+        elif step.step == 20:
+            client.add_node("H100", 2)
+
+    job = _run(client, 200, disturb)
+    assert job.status == "SUCCEEDED", job.reason
+    assert job.incidents[0].cause == "node_lost"
+    assert sum(incident.rolled_back for incident in job.incidents) == 0
+    assert largest_gap(_losses(client, job.id), a_job(200), compared=60) <= 1e-5
+
+
+def test_two_nodes_that_hold_both_copies_are_killed_and_the_job_rolls_back(client: Client) -> None:
+    """Owner and mirror of some interval are gone at once: the newest checkpoint, and the loss is said."""
+    killed = threading.Event()
+
+    def disturb(job: str, step: StepView) -> None:
+        if step.step == 25 and not killed.is_set():
+            killed.set()
+            nodes = sorted({device.rpartition("/")[0] for device in _pids(client.job(job))})
+            for node in nodes[:2]:
+                client.kill_node(node)
+
+    while missing := 4 - len([node for node in client.nodes() if node.status == "UP"]):
+        for _ in range(missing):
+            client.add_node("A100", 2)
+        time.sleep(15)
+    job = _run(client, 45, disturb)
+    assert job.status == "SUCCEEDED", job.reason
+    assert job.step == 45
+    assert largest_gap(_losses(client, job.id), a_job(45)) <= 1e-4
+
+
+def test_cancel_frees_every_process(cluster: LocalCluster, client: Client) -> None:
+    job = client.submit(_body(100_000)).id
+    while client.job(job).step < 3:
+        time.sleep(0.2)
+    pids = [pid for pid in _pids(client.job(job)).values() if pid]
+    client.cancel(job)
+    assert client.wait(job, timeout_s=30).status == "CANCELLED"
+    assert pids and not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_infeasible_job_waits_with_its_reason(client: Client) -> None:
+    body = _body(10)
+    body["parallel"] = {"tp": 2, "pp": 4, "dp": 4, "min_devices": 32}
+    body["train"] = {**body["train"], "micro_batches": 16}  # type: ignore[dict-item]
+    job = client.submit(body).id
+    deadline = time.monotonic() + 30
+    while "usable" not in client.job(job).reason and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert client.job(job).status == "PENDING"
+    assert "needs 32 devices" in client.job(job).reason
+    client.cancel(job)
+    assert client.wait(job, timeout_s=10).status == "CANCELLED"
+
+
+def test_example_file_is_accepted() -> None:
+    from api.schemas import load_job_file
+
+    assert load_job_file(EXAMPLE.read_text("utf-8"), "application/yaml").train.steps >= 150
