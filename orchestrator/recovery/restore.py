@@ -47,7 +47,7 @@ def choose_restore(
             restore=FromMemory(step=settlement.step, answer=settlement.answer, moves=found.moves),
             step=settlement.step,
             moved_elements=moved,
-            reason=f"{len(sources)} living ranks hold every interval of step {settlement.step}",
+            reason=f"{len(sources)} living ranks that hold every interval of step {settlement.step}",
         )
     lost = sum(len(interval) for interval in found.missing)
     return cold_restore(checkpoint, lost=lost, at=settlement.step)
