@@ -201,8 +201,7 @@ def main() -> int:
     asked = parser.parse_args()
     try:
         if asked.action == "up":
-            cluster = up(asked.state_dir, parse_nodes(asked.nodes), port=asked.port, say=print)
-            print(f"try: everstep --state-dir {os.path.relpath(cluster.state_dir)} nodes")
+            up(asked.state_dir, parse_nodes(asked.nodes), port=asked.port, say=print)
         elif asked.action == "down":
             down(asked.state_dir, say=print)
         else:

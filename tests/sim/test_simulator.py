@@ -17,7 +17,7 @@ from orchestrator.sim.__main__ import main, replay
 from orchestrator.sim.clock import Clock
 from orchestrator.sim.memory import Violation, check_filled, uncovered
 from orchestrator.sim.run import Verdict, run
-from orchestrator.supervisor import forming, kernel
+from orchestrator.supervisor import forming, hearing, kernel
 from orchestrator.supervisor.training import record_step
 from tests.builders import a_device
 
@@ -51,7 +51,7 @@ def records_a_step_again(patch: pytest.MonkeyPatch) -> None:
             if answer.step >= draft.record.committed:
                 record_step(draft, said.generation, answer, at)
 
-    patch.setattr(kernel, "steps_passed", steps_passed)
+    patch.setattr(hearing, "steps_passed", steps_passed)
 
 
 def never_finishes(patch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def never_finishes(patch: pytest.MonkeyPatch) -> None:
 
 
 def raises(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(kernel, "rank_ready", lambda *_: 1 / 0)
+    patch.setattr(hearing, "rank_ready", lambda *_: 1 / 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,146 @@
+"""What a job is told of its hosts and deadlines, and who takes it from there.
+
+Late and repeated news is sorted out here: an earlier process's end, a host that was given up, a silence without evidence.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from orchestrator.detection.classify import exit_fault, host_fault
+from orchestrator.domain.events import Contact, HostLost, HostSaid
+from orchestrator.domain.job import Cause, Failed, Fault, Reforming, Starting, Stopping
+from orchestrator.domain.protocol import (
+    HostFailed,
+    HostOpened,
+    RankExited,
+    RankFinished,
+    RankReady,
+    RankReported,
+    SeatsPrepared,
+    ShardSaved,
+    StepsPassed,
+)
+
+from .deadlines import deadlines
+from .draft import Draft
+from .forming import host_opened, rank_ready, seats_prepared
+from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
+from .stopping import abandon_hosts, host_closed, stop
+from .training import shard_saved, steps_passed
+
+
+def host_said(draft: Draft, said: HostSaid) -> None:
+    node = said.node
+    if node in draft.record.unreachable:
+        draft.set(unreachable=draft.record.unreachable - {node})
+        draft.say("contact_restored", f"{node} answers again")
+    if node not in draft.trusted_hosts:
+        return  # it was given up
+    match said.event:
+        case HostOpened():
+            host_opened(draft, node)
+        case SeatsPrepared():
+            seats_prepared(draft, said.event)
+        case RankReported(report=report):
+            rank_reported(draft, report)
+        case RankExited():
+            _rank_exited(draft, said.event)
+        case RankReady(device=device, generation=generation, phases=phases):
+            rank_ready(draft, device, generation, dict(phases))
+        case StepsPassed():
+            steps_passed(draft, said.event)
+        case ShardSaved():
+            shard_saved(draft, said.event)
+        case RankFinished():
+            pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
+        case HostFailed(message=message, log_tail=tail):
+            if isinstance(draft.state, Starting) and not draft.record.incidents:
+                stop(draft, Failed(at=draft.now, message=f"the host on {node} failed: {message}", log_tail=tail))
+            else:
+                host_lost(draft, node, host_fault(node, message, draft.now), False)
+        case _:
+            assert_never(said.event)
+
+
+def _rank_exited(draft: Draft, exited: RankExited) -> None:
+    if draft.record.pids.get(exited.device) != exited.pid:
+        return  # an earlier process on that device
+    if exited.user_error:
+        failed = Failed(
+            at=draft.now,
+            message=exited.message or f"the training program exited with code {exited.exit_code}",
+            device=exited.device,
+            exit_code=exited.exit_code,
+            log_tail=exited.log_tail,
+        )
+        stop(draft, failed)
+        return
+    rank_exited(draft, exited.device, exited.report, exit_fault(exited, draft.now))
+
+
+def host_unheard(draft: Draft, lost: HostLost) -> None:
+    """Unreachable is not failed: without evidence a running generation is left alone."""
+    if lost.node not in draft.record.hosts:
+        return
+    is_gone = lost.contact is Contact.GONE
+    if isinstance(draft.state, Stopping):
+        if is_gone:
+            host_closed(draft, lost.node)
+        return
+    if lost.node in draft.record.avoided and not is_gone:
+        return  # it is being closed
+    if not is_gone and lost.node not in suspects(draft):
+        if lost.node not in draft.record.unreachable:
+            draft.set(unreachable=draft.record.unreachable | {lost.node})
+            draft.say("contact_lost", f"{lost.node} does not answer ({lost.message}); training goes on while steps commit")
+        return
+    host_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), is_gone)
+
+
+def deadline_passed(draft: Draft, key: str) -> None:
+    if key not in deadlines(draft.record):
+        return
+    match key.split(":")[0]:
+        case "probe":
+            stop(draft, Failed(at=draft.now, message="the program could not be described in time; see its imports"))
+        case "stop":
+            abandon_hosts(draft)
+        case "settle":
+            ask_for_patience(draft)
+        case "patience" | "isolated":
+            give_up_waiting(draft)
+        case "grow":
+            _give_up_growing(draft)
+        case "retry":
+            draft.set(avoided=draft.record.avoided & draft.record.hosts)
+        case "open" | "prepare":
+            _give_up_on_slow_hosts(draft)
+        case "form":
+            begin_reform(
+                draft, Fault(cause=Cause.HANG, message="the generation did not become ready in time", at=draft.now)
+            )
+
+
+def _give_up_on_slow_hosts(draft: Draft) -> None:
+    state = draft.state
+    assert isinstance(state, Starting | Reforming)
+    if state.forming is None:
+        return
+    slow = {d.node for d in state.forming.plan.devices if d not in state.forming.addresses}
+    if isinstance(state, Starting) and slow == set(state.forming.plan.nodes):
+        stop(draft, Failed(at=draft.now, message=f"{', '.join(sorted(slow))} did not become ready in time"))
+        return
+    for node in sorted(slow):
+        host_lost(draft, node, host_fault(node, "it did not become ready in time", draft.now), False)
+
+
+def _give_up_growing(draft: Draft) -> None:
+    """The hosts of a larger plan do not become warm: train on without them."""
+    target = draft.record.target
+    assert target is not None
+    slow = sorted(set(target.nodes) - draft.record.warm)
+    draft.say("growing_given_up", f"no larger plan is ready in time (cold: {', '.join(slow) or 'none'}); training goes on")
+    draft.set(target=None, considered=frozenset())
+    for node in slow:
+        host_lost(draft, node, host_fault(node, "it did not become ready in time", draft.now), False)

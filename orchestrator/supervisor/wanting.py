@@ -1,0 +1,105 @@
+"""What devices a job wants: when a plan is asked for, what becomes of the answer, and moving to a larger one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from orchestrator.domain.effects import ChoosePlan
+from orchestrator.domain.events import PlanChosen
+from orchestrator.domain.ids import NodeId
+from orchestrator.domain.job import Cause, Failed, Fault, Queued, Reforming, Running
+from orchestrator.domain.plan import Infeasible, Plan
+
+from .draft import Draft
+from .forming import begin_forming, open_host
+from .reforming import begin_reform
+from .stopping import stop
+
+PLANNING = "a plan is being chosen"
+
+
+def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
+    if not draft.record.planning or chosen.generation != draft.next_generation():
+        return
+    draft.set(planning=False)
+    state, result = draft.state, chosen.result
+    if isinstance(result, Infeasible):
+        if isinstance(state, Queued):
+            if result.forever:
+                stop(draft, Failed(at=draft.now, message=result.reason))
+            elif state.reason != result.reason:
+                draft.become(Queued(reason=result.reason))
+                draft.say("queued", result.reason)
+        elif isinstance(state, Reforming) and state.forming is None and state.waiting != result.reason:
+            draft.become(replace(state, waiting=result.reason))
+            draft.say("waiting", f"{result.reason}; survivors keep step {draft.record.committed} in memory")
+        return
+    if not draft.usable >= set(result.devices) or draft.record.avoided & set(result.nodes):
+        draft.set(considered=frozenset())  # the cluster changed meanwhile: ask again
+        return
+    if isinstance(state, Queued) or (isinstance(state, Reforming) and state.forming is None):
+        begin_forming(draft, result)
+    elif isinstance(state, Running) and result.world_size > state.plan.world_size:
+        _warm_up_to(draft, result)
+
+
+def _warm_up_to(draft: Draft, plan: Plan) -> None:
+    """Train on while the hosts of a larger plan start; the next generation begins when they are warm."""
+    draft.set(target=plan)
+    draft.say("growing", f"new devices: {plan.describe()} next; its hosts are warmed while training goes on")
+    for node in plan.nodes:
+        open_host(draft, node)
+
+
+def want_devices(draft: Draft, kinds: Mapping[NodeId, str]) -> None:
+    """Ask for a plan where one could be better than what there is, and move to a larger one that is ready."""
+    lost = draft.record.avoided - set(draft.num_devices)
+    if lost:  # should they come back, they are new machines
+        draft.set(avoided=draft.record.avoided - lost)
+    _grow_if_warm(draft)
+    record, state = draft.record, draft.state
+    if record.profile is None or record.planning or not isinstance(draft.state, Queued | Running | Reforming):
+        return
+    usable = draft.usable
+    trusted = frozenset(device for device in usable if device.node not in record.avoided)
+    gone = record.considered - usable
+    if gone:
+        draft.set(considered=record.considered - gone)
+    considered = draft.record.considered
+    match draft.state:
+        case Queued():
+            options = [trusted]
+        case Running(plan=plan):
+            considered = considered | set(plan.devices)
+            options = [trusted] if record.target is None else []
+        case Reforming(forming=None):
+            options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
+        case _:
+            return
+    for devices in options:
+        if devices - considered or (isinstance(state, Queued) and state.reason == PLANNING):
+            draft.set(planning=True, considered=considered | devices)
+            draft.emit(
+                ChoosePlan(
+                    job=record.id,
+                    generation=draft.next_generation(),
+                    spec=record.spec,
+                    profile=record.profile,
+                    devices=tuple((device, kinds[device.node]) for device in sorted(devices)),
+                    keep=tuple(sorted(record.pids)),
+                )
+            )
+            return
+
+
+def _grow_if_warm(draft: Draft) -> None:
+    record, state = draft.record, draft.state
+    if record.target is None or not isinstance(state, Running):
+        return
+    needed = {*state.plan.nodes, *record.target.nodes}
+    if not draft.usable >= set(record.target.devices):
+        draft.set(target=None)
+    elif record.warm >= needed and not record.unreachable & needed:  # what trains is never closed for one that cannot form
+        fault = Fault(cause=Cause.GROW, message=f"a larger plan is ready: {record.target.describe()}", at=draft.now)
+        begin_reform(draft, fault, target=record.target)
