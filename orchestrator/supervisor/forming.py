@@ -13,6 +13,9 @@ from orchestrator.recovery.restore import RestorePlan, choose_restore, cold_rest
 
 from .draft import Draft
 
+RANK_PHASES = ("form", "build", "transfer", "gather")
+"""One after another in every rank between being told to form and being ready; a fork happens while others settle."""
+
 
 def begin_forming(draft: Draft, plan: Plan) -> None:
     """Take `plan` as the next generation's: open the hosts it lacks, prepare seats where hosts are warm."""
@@ -142,7 +145,9 @@ def now_running(draft: Draft) -> None:
     assert forming is not None
     incident = draft.incident
     if incident and incident.next_generation == forming.generation and incident.formed_at:
-        draft.update_incident(phases={"restore": max(0.0, draft.now - incident.formed_at)})
+        # What ranks do not account for themselves: the form's way to them and their answers' way back.
+        inside = sum(incident.phases.get(name, 0.0) for name in RANK_PHASES)
+        draft.update_incident(phases={"deliver": max(0.0, draft.now - incident.formed_at - inside)})
     draft.become(Running(generation=forming.generation, plan=forming.plan))
     draft.set(
         plans={forming.generation: forming.plan},

@@ -13,7 +13,7 @@ from orchestrator.domain.job import Failed, Reforming, Running, Starting, Succee
 from orchestrator.domain.protocol import ShardSaved, StepsPassed
 
 from .draft import Draft
-from .forming import at_work, now_running
+from .forming import RANK_PHASES, at_work, now_running
 from .stopping import stop
 
 RECENT = 15
@@ -71,7 +71,7 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
     if incident and incident.pause_s is None and incident.next_generation == generation:
         pause = at - incident.fault.at - (draft.record.typical_step_s or 0.0)
         running_at = incident.formed_at or incident.fault.at
-        first = at - running_at - incident.phases.get("restore", 0.0)
+        first = at - running_at - sum(incident.phases.get(name, 0.0) for name in ("deliver", *RANK_PHASES))
         draft.update_incident(pause_s=max(0.0, pause), phases={"first_step": max(0.0, first)})
         draft.say(
             "recovered",

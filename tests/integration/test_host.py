@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import pytest
 
 from orchestrator.domain.errors import EverstepError, StaleTerm
@@ -193,6 +194,10 @@ class Supervisor:
         assert len({report.device for report in mine}) == len(mine)
         return {report.device: report for report in mine}
 
+    def forget_before(self, generation: int) -> None:
+        """Events of older generations, which a long test would search again and again."""
+        self.events = [(at, event) for at, event in self.events if _generation(event) >= generation]
+
     def answers(self) -> dict[int, Answer]:
         return {answer.step: answer for event in self.all(StepsPassed) for answer in event.answers}
 
@@ -219,6 +224,11 @@ class Supervisor:
             poll.cancel()
         await asyncio.gather(*self.polls, return_exceptions=True)
         await self.send_all(CloseHost())
+
+
+def _generation(event: HostEvent) -> int:
+    found = getattr(event, "generation", None) or getattr(getattr(event, "report", None), "generation", None)
+    return int(found) if found is not None else 1 << 30
 
 
 @asynccontextmanager
@@ -329,6 +339,39 @@ def test_a_killed_rank_is_replaced_and_the_loss_curve_is_that_of_an_undisturbed_
             last = await s.close(2)
             assert [(report.held.step if report.held else None) for report in last.values()] == [spec.train.steps] * 4
             assert_same_curve(spec, s.answers())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.timeout(240)
+def test_two_hundred_generations_in_one_set_of_processes_leave_nothing_behind(tmp_path: Path) -> None:
+    spec = a_job(tmp_path, steps=1_000_000)
+
+    def held(pid: int) -> tuple[int, int, int]:
+        """Descriptors, threads, resident KiB."""
+        process = psutil.Process(pid)
+        return process.num_fds(), process.num_threads(), process.memory_info().rss // 1024
+
+    async def scenario() -> None:
+        async with supervised(spec, tmp_path) as s:
+            await running(s)
+            pids = dict(s.pids)
+            early: dict[Device, tuple[int, int, int]] = {}
+            for generation in range(1, 201):
+                if generation == 20:
+                    early = {device: held(pid) for device, pid in pids.items()}
+                reports = await s.close(generation)
+                await s.prepare(generation + 1)
+                restore = s.settle(reports)
+                await s.form(generation + 1, restore, restore.step)
+                await s.ready(generation + 1)
+                s.forget_before(generation)
+            late = {device: held(pid) for device, pid in pids.items()}
+            assert s.pids == pids
+            print(f"\nafter 20 generations {sorted(early.values())}, after 200 {sorted(late.values())}")
+            for device in pids:
+                assert late[device][:2] == early[device][:2]
+                assert late[device][2] < early[device][2] + 8 * 1024
 
     asyncio.run(scenario())
 

@@ -76,7 +76,7 @@ def test_a_killed_rank_is_forked_again_in_the_same_plan_and_filled_from_memory()
     assert isinstance(bench.state, Running) and bench.record.committed == 4 and bench.record.failures_in_a_row == 0
     incident = bench.record.incidents[-1]
     assert incident.fault.cause is Cause.RANK_LOST and incident.rolled_back == 0 and incident.pause_s is not None
-    assert {"detect", "settle", "prepare", "restore", "first_step", "form"} <= set(incident.phases)
+    assert {"detect", "settle", "prepare", "deliver", "first_step", "form"} <= set(incident.phases)
 
 
 def test_a_vote_that_only_one_survivor_saw_pass_is_committed_and_carried_to_the_others() -> None:
