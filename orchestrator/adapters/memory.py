@@ -99,7 +99,9 @@ class MemoryStore:
 
         if not found() and wait_s > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), wait_s)
+                # Not wait_for: in Python 3.11 it can swallow a cancellation that comes with the news.
+                async with asyncio.timeout(wait_s):
+                    await self._news.wait()
         return found()
 
     # --- Desk -------------------------------------------------------------------------------------------------------------

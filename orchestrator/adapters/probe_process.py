@@ -39,7 +39,8 @@ class SubprocessProber:
             env=_without_secrets(),
         )
         try:
-            said, complained = await asyncio.wait_for(process.communicate(codec.dumps(spec)), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                said, complained = await process.communicate(codec.dumps(spec))
         except TimeoutError:
             limit = f"{self._timeout_s:g} s"
             raise Refused(

@@ -248,7 +248,8 @@ class RayCluster:
     async def _in_thread(self, work: Callable[[], T], timeout_s: float) -> T:
         """A blocking call of Ray's. Its thread may outlive the wait."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(work), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.to_thread(work)
         except TimeoutError as error:
             raise HostUnreachable(f"Ray did not answer within {timeout_s:g} s") from error
 
