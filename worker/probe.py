@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.domain import codec
@@ -47,11 +48,12 @@ def describe(spec: JobSpec) -> Profile:
     """The program's profile, once program, settings, text and degrees are known to fit. Raises Refused."""
     program = load_program(spec.program)
     profile = program.describe(spec)
-    sources.num_samples(sources.load(spec.data), spec.train.sequence)
+    tokens = sources.load(spec.data)
+    sources.num_samples(tokens, spec.train.sequence)
     problems = tuple(_degree_problems(spec, profile))
     if problems:
         raise Refused("; ".join(problem.message for problem in problems), problems)
-    return profile
+    return replace(profile, text_sha256=sources.digest(tokens))
 
 
 def _degree_problems(spec: JobSpec, profile: Profile) -> Iterator[FieldProblem]:

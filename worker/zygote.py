@@ -60,6 +60,7 @@ def _warmed(order: OpenHost) -> rank.Job:
     torch.set_num_threads(1)
     program = load_program(order.spec.program)
     tokens = sources.load(order.spec.data)
+    sources.require_same(tokens, order.profile.text_sha256)
     warm(order.spec, order.profile, program)
     _require_one_thread()
     gc.collect()

@@ -54,6 +54,8 @@ class Profile:
     divisors: tuple[Divisor, ...]
     activation_bytes: int
     """Bytes one micro-batch keeps alive in one layer at tp 1."""
+    text_sha256: str = ""
+    """Of the text as it was when the program was described; every node must read the same."""
 
     @property
     def num_params(self) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from orchestrator.domain.errors import Refused
 from orchestrator.domain.spec import DataSpec
-from worker.data.sources import byte_unigram_entropy, load, num_samples
+from worker.data.sources import byte_unigram_entropy, digest, load, num_samples, require_same
 
 
 def text_of(data: DataSpec) -> bytes:
@@ -108,3 +108,10 @@ def test_entropy_of_known_texts() -> None:
     assert byte_unigram_entropy(torch.zeros(10, dtype=torch.uint8)) == 0.0
     assert byte_unigram_entropy(torch.arange(256).to(torch.uint8)) == pytest.approx(math.log(256))
     assert byte_unigram_entropy(torch.tensor([1, 1, 1, 2], dtype=torch.uint8)) == pytest.approx(0.5623351)
+
+
+def test_another_text_than_the_described_one_is_refused() -> None:
+    described = torch.tensor([1, 2, 3], dtype=torch.uint8)
+    require_same(described, digest(described))
+    with pytest.raises(Refused, match="give every node the same files"):
+        require_same(torch.tensor([1, 2, 4], dtype=torch.uint8), digest(described))

@@ -5,6 +5,7 @@ The result is a pure function of the files and the spec. It knows nothing of sam
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sysconfig
 from collections.abc import Iterator
@@ -37,6 +38,20 @@ def load(data: DataSpec) -> torch.Tensor:
     if not text:
         raise _refused("files", data.files, f"names only empty files ({', '.join(data.files)}); name some with text")
     return _tokens(text)
+
+
+def digest(tokens: torch.Tensor) -> str:
+    """sha256 of the text."""
+    return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
+
+
+def require_same(tokens: torch.Tensor, wanted: str) -> None:
+    """Samples are named by their place in the text: on another text they would be others. Raises Refused."""
+    if wanted and (found := digest(tokens)) != wanted:
+        raise Refused(
+            f"the text here (sha256 {found[:12]}) is not the one the job was described with ({wanted[:12]}); "
+            "give every node the same files"
+        )
 
 
 def num_samples(tokens: torch.Tensor, sequence: int) -> int:
