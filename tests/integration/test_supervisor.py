@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -172,13 +172,32 @@ def test_program_that_raises_fails_the_job_with_its_words(tmp_path: Path) -> Non
 
 def test_data_that_is_not_there_is_refused_before_any_device_is_held(tmp_path: Path) -> None:
     async def scenario() -> None:
-        from dataclasses import replace
-
         async with a_rig(tmp_path, num_nodes=1) as rig:
             spec = a_job()
             job = await rig.run(replace(spec, data=replace(spec.data, files=(str(tmp_path / "nothing*.txt"),))))
             assert isinstance(job.state, Failed)
             assert "nothing*.txt" in job.state.message
             assert not [entry for entry in rig.history if entry.status not in ("PENDING", "FAILED")]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("variant", "gap"), [("gloo", 1e-5), ("bf16", 1e-2)])
+def test_killed_rank_does_not_change_the_curve_on_other_settings(tmp_path: Path, variant: str, gap: float) -> None:
+    """gloo instead of links; bf16 with a tied head and activation checkpointing."""
+    spec = a_job(steps=24)
+    if variant == "gloo":
+        spec = replace(spec, recovery=replace(spec.recovery, backend="gloo"))
+    else:
+        train = replace(spec.train, dtype="bf16", activation_checkpointing=True)
+        spec = replace(spec, train=train, model={**spec.model, "tied": True})
+
+    async def scenario() -> None:
+        async with a_rig(tmp_path) as rig:
+            job = await rig.run(spec, lambda step: rig.kill_rank(5) if step == 9 else None)
+            assert isinstance(job.state, Succeeded), job.state
+            assert [incident.fault.cause for incident in job.incidents] == [Cause.RANK_LOST]
+            assert sum(incident.rolled_back for incident in job.incidents) == 0
+            assert largest_gap(rig.losses, spec) <= gap
 
     asyncio.run(scenario())
