@@ -36,6 +36,7 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.protocol import OpenHost
 from orchestrator.ports import Checkpoints, Cluster, Commit, NodeProvider, Planner, Prober, StateStore
 
 from .deadlines import deadlines
@@ -335,6 +336,6 @@ class Supervisor:
 def _opening(record: JobRecord, node: NodeId) -> bool:
     """Whether the host's first request has not been carried out yet: then it must come before any poll."""
     return any(
-        isinstance(effect, CallHost) and effect.node == node and type(effect.request).__name__ == "OpenHost"
+        isinstance(effect, CallHost) and effect.node == node and isinstance(effect.request, OpenHost)
         for effect in record.outbox.values()
     )
