@@ -17,6 +17,7 @@ from orchestrator.domain.ids import Device, Generation, JobId, NodeId
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.spec import DataSpec, JobSpec
 from tests.tiny_model import a_spec
+from worker.data import sources
 from worker.programs.causal_lm import PROGRAM
 
 pytestmark = pytest.mark.timeout(120)
@@ -28,7 +29,8 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None,
         (tmp_path / "theirs.py").write_text(program)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         spec = replace(spec, program="theirs:PROGRAM")
-    assert asyncio.run(SubprocessProber(timeout_s).probe(spec)) == PROGRAM.describe(spec)
+    described = replace(PROGRAM.describe(spec), text_sha256=sources.digest(sources.load(spec.data)))
+    assert asyncio.run(SubprocessProber(timeout_s).probe(spec)) == described
 
 
 def spec_in(tmp_path: Path) -> JobSpec:
