@@ -28,12 +28,12 @@ def a_job(steps: int = 24, **train: object) -> JobSpec:
 
 
 @cache
-def _curve(spec_json: str, steps: int) -> tuple[float, ...]:
-    return tuple(answer.loss for answer in run(codec.loads(JobSpec, spec_json), steps))
+def _curve(spec_json: str) -> tuple[float, ...]:
+    return tuple(answer.loss for answer in run(codec.loads(JobSpec, spec_json)))
 
 
-def largest_gap(losses: dict[int, float], spec: JobSpec, compared: int | None = None) -> float:
-    """Largest relative difference to the undisturbed curve over the first `compared` steps; every step must be there."""
+def largest_gap(losses: dict[int, float], spec: JobSpec) -> float:
+    """Largest relative difference to the undisturbed curve; every step must be there."""
     assert sorted(losses) == list(range(1, spec.train.steps + 1)), f"{len(losses)} of {spec.train.steps} steps"
-    wanted = _curve(codec.dumps(spec).decode(), compared or spec.train.steps)
+    wanted = _curve(codec.dumps(spec).decode())
     return max(abs(losses[step] - loss) / abs(loss) for step, loss in enumerate(wanted, start=1))
