@@ -84,7 +84,7 @@ def _judge(draft: Draft, exited: RankExited | None) -> bool:
             device=exited.device if exited else next(iter(fault.devices), None),
             exit_code=exited.exit_code if exited else None,
             log_tail=exited.log_tail if exited else (),
-            verdict=verdict.rule,
+            verdict=verdict.rule.value,
         ),
     )
     return True
