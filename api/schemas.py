@@ -126,6 +126,7 @@ class CheckpointSection(Request):
 
 class RecoverySection(Request):
     mirrors: Annotated[Whole, Field(ge=0, le=1)] = _default(RecoverySpec, "mirrors")
+    spares: Annotated[Whole, Field(ge=0, le=64)] = _default(RecoverySpec, "spares")
     backend: Backend = _default(RecoverySpec, "backend")
     leave_s: Annotated[Real, Field(ge=0.05, le=60)] = _default(RecoverySpec, "leave_s")
     max_isolation_s: Annotated[Real, Field(ge=0, le=604800)] = _default(RecoverySpec, "max_isolation_s")

@@ -87,6 +87,7 @@ def a_spec(
     mirrors: int = 1,
     min_devices: int = 1,
     max_attempts: int = 8,
+    spares: int = 0,
     max_external_attempts: int = 64,
 ) -> JobSpec:
     return JobSpec(
@@ -96,7 +97,9 @@ def a_spec(
         train=TrainSpec(steps=steps, micro_batches=micro_batches, micro_batch_size=1, sequence=8),
         parallel=ParallelSpec(tp=tp, pp=pp, dp=dp, min_devices=min_devices),
         checkpoint=CheckpointSpec(every=every),
-        recovery=RecoverySpec(mirrors=mirrors, max_attempts=max_attempts, max_external_attempts=max_external_attempts),
+        recovery=RecoverySpec(
+            mirrors=mirrors, spares=spares, max_attempts=max_attempts, max_external_attempts=max_external_attempts
+        ),
     )
 
 

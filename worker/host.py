@@ -35,7 +35,7 @@ from orchestrator.domain.protocol import (
 
 from .crew import Crew
 from .isolation import GRACE_S, Isolation
-from .mail import FromRank, Passed, Raised, order_frame
+from .mail import FromRank, Passed, Raised, StandsBy, order_frame
 from .outbox import Outbox
 from .page import Sight
 from .seat import Seat
@@ -224,6 +224,8 @@ class Host:
                 self._outbox.add(said)
             case ShardSaved():
                 self._outbox.add(said)
+            case StandsBy():
+                self._opened_crew().stands_by(seat)
             case Raised(message=message):
                 seat.raised = message
             case _:

@@ -35,6 +35,7 @@ from .parallel.optimizer import adamw
 from .parallel.pipeline import StageRunner
 from .program import Program
 from .progress import Phase, Progress
+from .standby import built_for, practise, understudied
 from .state.buffers import Buffers, Shape
 from .state.holdings import Holdings
 from .state.relayout import from_checkpoint, from_memory, from_seed, give
@@ -104,6 +105,16 @@ class Trainer:
             # The generation that committed this step may not have lived to write all of its shards.
             self._save(session)
         return {"build": built - begun, "transfer": moved - built, "gather": gathered - moved}
+
+    def stand_by(self, plan: Plan) -> None:
+        """Be as ready as can be for a seat of `plan`, whichever it will be. Of no use to who holds state already."""
+        if self._holdings is not None:
+            return
+        seat = understudied(plan, self._profile, self._me)
+        if self._buffers is None or self._buffers.shape != Shape.of(plan, seat):
+            memory = built_for(plan, self._profile, seat, DTYPES[self._spec.train.dtype], self._device)
+            practise(self._spec, self._profile, self._program, plan, seat, memory)
+            self._buffers = memory
 
     def donate(self, donation: Donation, form: FormGeneration) -> None:
         """Give what this rank holds to members of a generation it has no seat in. Raises Aborted, PeerLost, NotHeld."""

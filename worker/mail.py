@@ -20,6 +20,7 @@ from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation
+from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import (
     CloseGeneration,
     FormGeneration,
@@ -34,7 +35,15 @@ from .page import pack_answer, unpack_answer
 BROKEN = 70
 """Exit code of a rank that failed below the training program."""
 
-ToRank: TypeAlias = FormGeneration | CloseGeneration
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandBy:
+    """Be ready for a place in this plan."""
+
+    plan: Plan
+
+
+ToRank: TypeAlias = FormGeneration | CloseGeneration | StandBy
 
 _ORDER, _SAID, _PASSED = b"O", b"S", b"P"
 _LENGTH = struct.Struct("<I")
@@ -57,7 +66,12 @@ class Raised:
     message: str
 
 
-Said: TypeAlias = RankReported | RankReady | RankFinished | ShardSaved | Raised
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandsBy:
+    """It is built as far as it can be without a role."""
+
+
+Said: TypeAlias = StandsBy | RankReported | RankReady | RankFinished | ShardSaved | Raised
 FromRank: TypeAlias = Said | Passed
 
 

@@ -28,6 +28,7 @@ import torch
 
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Rank, Step
+from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import (
     CloseGeneration,
     FormGeneration,
@@ -43,7 +44,7 @@ from orchestrator.domain.protocol import (
 
 from .donation import Donation
 from .loop import Trainer
-from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_order, said_frame
+from .mail import BROKEN, Channel, Passed, Raised, StandBy, StandsBy, ToRank, passed_frame, read_order, said_frame
 from .page import PageWriter
 from .parallel.forming import NotFormed
 from .parallel.group import Aborted, PeerLost
@@ -138,6 +139,8 @@ class _Rank:
                 match self._inbox.get():
                     case FormGeneration() as form:
                         self._take_part(trainer, form)
+                    case StandBy(plan=plan):
+                        self._stand_by(trainer, plan)
                     case CloseGeneration(generation=generation):
                         if generation > self._reported:
                             self._report(trainer, generation, None, "closed while it waited")
@@ -162,6 +165,14 @@ class _Rank:
             checkpoint_dir=Path(order.checkpoint_dir),
             on_shard=lambda saved: self._control.post(said_frame(saved)),
         )
+
+    def _stand_by(self, trainer: Trainer, plan: Plan) -> None:
+        try:
+            trainer.stand_by(plan)
+        except Exception:
+            # It was practice: what fails here for a reason of its own fails again, and is told, where it counts.
+            traceback.print_exc()
+        self._control.post(said_frame(StandsBy()))
 
     def _take_part(self, trainer: Trainer, form: FormGeneration) -> None:
         session = self._begin(form)

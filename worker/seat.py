@@ -47,6 +47,8 @@ class Seat:
     """Last generation it was told to form."""
     reported: Generation = Generation(0)
     """Last generation it reported for."""
+    stands_by: bool = False
+    """It is built as far as it can be without a role."""
     is_finished: bool = False
     raised: str = ""
     doomed: str = ""

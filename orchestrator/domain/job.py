@@ -21,6 +21,7 @@ from .generation import Answer, RankReport, Settlement
 from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .plan import Plan
 from .profile import Profile
+from .rungs import Option, Rung
 from .spec import JobSpec
 
 STATE_VERSION = 1
@@ -200,7 +201,7 @@ TERMINAL = (Succeeded, Failed, Cancelled)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One recovery or resize: what was seen, what was chosen, and where the time went (seconds)."""
+    """One recovery or resize: what was seen, what was chosen and why, and where the time went (seconds)."""
 
     number: int
     fault: Fault
@@ -217,9 +218,31 @@ class Incident:
     phases: Mapping[str, float] = field(default_factory=dict)
     pause_s: float | None = None
     """Fault to next committed step, less one undisturbed step."""
+    rung: Rung | None = None
+    """The way out that was taken; None for a resize."""
+    predicted_pause_s: float | None = None
+    """What it was expected to cost when it was chosen, and in which phases."""
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    options: tuple[Option, ...] = ()
+    """All of them, the cheapest first, the impossible ones last."""
     closed_at: float | None = None
     formed_at: float | None = None
     attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spare:
+    """A host on an idle node whose ranks stand by. Its devices are this job's.
+
+    asked_for: the generation whose plan its ranks were last asked to be built for, 0 where they have to be asked.
+    """
+
+    devices: tuple[Device, ...]
+    domain: str = ""
+    asked_for: Generation = Generation(0)
+    is_ready: bool = False
+    deaths: int = 0
+    """Of ranks that stood by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +285,10 @@ class JobRecord:
     pids: Mapping[Device, int] = field(default_factory=dict)
     listeners: Mapping[Device, str] = field(default_factory=dict)
     """host:port of each of these processes, for as long as it lives."""
+    spares: Mapping[NodeId, Spare] = field(default_factory=dict)
+    """Nodes outside the plan that stand by."""
+    at_risk: str = ""
+    """Why one more failure could cost committed steps; empty where every interval has two holders apart."""
     incidents: tuple[Incident, ...] = ()
     failures_in_a_row: int = 0
     """Generations closed by a fault since the last committed step."""

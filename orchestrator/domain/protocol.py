@@ -62,10 +62,15 @@ class OpenHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareSeats:
-    """Have a living rank with a bound listener on each of these devices; answered by SeatsPrepared."""
+    """Have a living rank with a bound listener on each of these devices; answered by SeatsPrepared.
+
+    stand_by: the plan that runs, where these are to stand by for a place in it: each is built as far as it can be before
+    its role is known.
+    """
 
     generation: Generation
     devices: tuple[Device, ...]
+    stand_by: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

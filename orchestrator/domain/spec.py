@@ -66,6 +66,8 @@ class CheckpointSpec:
 class RecoverySpec:
     mirrors: int = 1
     """Second holders of every owned interval: 0 or 1."""
+    spares: int = 0
+    """Idle nodes on which hosts are kept warm, their ranks forked and built, to take a lost node's place."""
     backend: Backend = "links"
     leave_s: float = 0.5
     """A rank that has not left a closed generation after this long is killed."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from orchestrator.domain.job import Cancelled, Succeeded
+from orchestrator.domain.rungs import Rung
 
 from .memory import Violation
-from .scenario import scenario
+from .scenario import Scenario, scenario
 from .trouble import Troublemaker
 from .world import World
 
@@ -34,19 +35,26 @@ class Outcome:
     votes: int = 0
     generations: int = 0
     rolled_back: int = 0
+    rungs: tuple[Rung, ...] = ()
+    """Ways out that were taken, one per incident."""
     trace: tuple[str, ...] = field(default=(), repr=False)
 
 
 def run(seed: int, *, steps: int | None = None, trace: bool = False) -> Outcome:
-    world = World(scenario(seed, steps), trace=trace)
+    return play(scenario(seed, steps), trace=trace)
+
+
+def play(scene: Scenario, *, trace: bool = False) -> Outcome:
+    world = World(scene, trace=trace)
     verdict, message = _judge(world)
     return Outcome(
-        seed=seed,
+        seed=scene.seed,
         verdict=verdict,
         message=message,
         virtual_s=world.clock.now,
         votes=world.checker.votes,
         generations=sum(record.generation for record in world.records().values()),
+        rungs=tuple(one.rung for record in world.records().values() for one in record.incidents if one.rung),
         rolled_back=sum(world.checker.rolled_back.values()),
         trace=tuple(world.lines),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
@@ -41,6 +41,8 @@ class Scenario:
 
     seed: int
     nodes: tuple[int, ...]
+    racks: int
+    """Nodes are dealt out to this many; 0: they have no labels."""
     jobs: tuple[JobSpec, ...]
     troubles: tuple[Trouble, ...]
     between_s: float
@@ -50,9 +52,11 @@ class Scenario:
 
 def scenario(seed: int, steps: int | None = None) -> Scenario:
     rng = Random(f"scenario {seed}")
+    more = Random(f"racks and spares {seed}")
     gentle = rng.random() < 0.3
     nodes = tuple(rng.choice((1, 2, 2, 2, 4)) for _ in range(rng.randint(2, 5)))
     jobs = tuple(_job(rng, number, sum(nodes), steps) for number in range(rng.choice((1, 1, 1, 2))))
+    jobs = tuple(replace(job, recovery=replace(job.recovery, spares=more.choice((0, 1, 1, 2)))) for job in jobs)
     harm = (Trouble.KILL_RANK, Trouble.KILL_VOTER, Trouble.KILL_NODE, Trouble.KILL_HOST)
     anything = [trouble for trouble in Trouble if trouble is not Trouble.CANCEL or rng.random() < 0.1]
     # A subset per seed: some weaknesses only show when other troubles do not get in their way.
@@ -60,6 +64,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     return Scenario(
         seed=seed,
         nodes=nodes,
+        racks=more.choice((0, 1, 2, 3)),
         jobs=jobs,
         troubles=troubles,
         between_s=rng.choice((0.3, 1.0, 3.0)),

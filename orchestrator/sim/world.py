@@ -70,6 +70,7 @@ class World:
                 id=node,
                 kind="cpu",
                 num_devices=devices,
+                labels={"rack": f"r{int(node[1:]) % self.scenario.racks}"} if self.scenario.racks else {},
                 status=NodeStatus.LOST if self.dead.get(node, self.clock.now + 1) <= self.clock.now else NodeStatus.UP,
             )
             for node, devices in self.size.items()

@@ -41,6 +41,8 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
             found = _retry(record, generation)
             if record.unreachable >= set(plan.nodes):
                 found.update(_isolated(record, generation))
+            if any(not spare.is_ready or node in record.unreachable for node, spare in record.spares.items()):
+                found[f"spare:{generation}"] = OPEN_S
             if record.target is not None:
                 found[f"grow:{generation}"] = OPEN_S
             return found

@@ -26,6 +26,7 @@ from .deadlines import deadlines
 from .draft import Draft
 from .forming import host_opened, rank_ready, seats_prepared
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
+from .sparing import give_up_slow_spares, spare_exited, spare_prepared
 from .stopping import abandon_hosts, host_closed, stop
 from .training import shard_saved, steps_passed
 
@@ -41,7 +42,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
         case HostOpened():
             host_opened(draft, node)
         case SeatsPrepared():
-            seats_prepared(draft, said.event)
+            if not spare_prepared(draft, node, said.event):
+                seats_prepared(draft, said.event)
         case RankReported(report=report):
             rank_reported(draft, report)
         case RankExited():
@@ -66,6 +68,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
 def _rank_exited(draft: Draft, exited: RankExited) -> None:
     if draft.record.pids.get(exited.device) != exited.pid:
         return  # an earlier process on that device
+    if spare_exited(draft, exited):
+        return
     rank_exited(draft, exited, exit_fault(exited, draft.now))
 
 
@@ -102,6 +106,8 @@ def deadline_passed(draft: Draft, key: str) -> None:
             give_up_waiting(draft)
         case "grow":
             _give_up_growing(draft)
+        case "spare":
+            give_up_slow_spares(draft)
         case "retry":
             draft.set(avoided=draft.record.avoided & draft.record.hosts)
         case "open" | "prepare":

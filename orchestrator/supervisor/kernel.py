@@ -52,6 +52,7 @@ from orchestrator.domain.protocol import (
 
 from .draft import Draft
 from .hearing import deadline_passed, host_said, host_unheard
+from .sparing import want_spares
 from .stopping import host_closed, stop
 from .training import (
     checkpoint_committed,
@@ -111,7 +112,9 @@ class _Cycle:
                 commit_ready_checkpoints(draft)
                 finish_if_done(draft)
             if not draft.is_over and self.nodes is not None:
-                want_devices(draft, {node.id: node for node in self.nodes})
+                nodes = {node.id: node for node in self.nodes}
+                want_spares(draft, nodes)
+                want_devices(draft, nodes)
         drafts = self.drafts.values()
         changed = {d.record.id: d.record for d in drafts if d.record != d.before}
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
@@ -224,4 +227,6 @@ def _claimed(record: JobRecord) -> frozenset[Device]:
         claimed |= set(state.forming.plan.devices)
     if record.target:
         claimed |= set(record.target.devices)
+    for spare in record.spares.values():
+        claimed |= set(spare.devices)
     return frozenset(claimed)

@@ -16,6 +16,7 @@ from orchestrator.recovery.settle import settle
 from .charging import charge, recharge
 from .draft import Draft
 from .forming import at_work, begin_forming, current_forming, loses_steps, prepare_again, try_form
+from .laddering import climb
 from .training import record_step
 
 
@@ -88,15 +89,14 @@ def _broken(draft: Draft) -> tuple[Generation, Plan, frozenset[Device]]:
     assert isinstance(state, Reforming)
     assert state.forming is not None
     # Donors and survivors without a seat hold state too: everybody who has a process is asked.
-    return state.forming.generation, state.forming.plan, frozenset(draft.record.pids)
+    return state.forming.generation, state.forming.plan, frozenset(draft.record.pids) - draft.spare_devices
 
 
 def _choose_next(draft: Draft, plan: Plan, target: Plan | None) -> None:
-    """Rung 1 of the ladder needs no planning: every node is there, so the same plan is formed again."""
     if target is not None:
         begin_forming(draft, target)
-    elif draft.trusted_hosts >= set(plan.nodes) and draft.usable >= set(plan.devices):
-        begin_forming(draft, replace(plan, reason=f"same plan, lost ranks are forked again: {plan.describe()}"))
+    else:
+        climb(draft, plan)
 
 
 # --- while it closes -----------------------------------------------------------------------------------------------------
@@ -148,7 +148,9 @@ def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) ->
     """A host's process is known to have ended, and its ranks with it; or it is given up, and closed once reached."""
     if not isinstance(draft.state, Running | Starting | Reforming):
         return  # the job ended with an earlier one
-    had = frozenset(device for device in draft.record.pids if device.node == node)
+    had = frozenset(device for device in draft.record.pids if device.node == node) - draft.spare_devices
+    if node in draft.record.spares:
+        draft.say("spare_lost", f"{node} stood by and is lost: {fault.message}", node=node)
     if not is_gone or node not in draft.record.warm:
         draft.set(avoided=draft.record.avoided | {node})
     draft.forget_processes(node)
@@ -209,8 +211,10 @@ def _drop_plan_on(draft: Draft, node: NodeId) -> None:
     if not isinstance(state, Reforming) or state.forming is None or state.forming.formed:
         return
     if node in state.forming.plan.nodes:
+        plan = state.forming.plan
         draft.become(replace(state, forming=None))
         draft.set(considered=frozenset())
+        climb(draft, plan)
 
 
 def _take_report(draft: Draft, report: RankReport) -> None:
@@ -267,6 +271,7 @@ def ask_for_patience(draft: Draft) -> None:
     silent = ", ".join(sorted({device.node for device in state.closing.awaited}))
     reason = f"{silent} did not report and may hold the only copy of what step {found.step} needs"
     draft.become(replace(state, is_patient=True))
+    draft.risk(reason)
     draft.say("waiting", reason)
 
 

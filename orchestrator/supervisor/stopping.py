@@ -51,7 +51,7 @@ def _end(draft: Draft, outcome: Outcome) -> None:
     draft.become(outcome)
     nobody: frozenset[NodeId] = frozenset()
     draft.set(hosts=nobody, warm=nobody, unreachable=nobody, avoided=nobody, considered=frozenset())
-    draft.set(pids={}, listeners={}, outbox={}, plans={}, saving={})
+    draft.set(pids={}, listeners={}, outbox={}, plans={}, saving={}, spares={}, at_risk="")
     draft.effects.clear()
     word = _word(outcome)
     if isinstance(outcome, Failed):

@@ -14,7 +14,9 @@ from orchestrator.domain.plan import Infeasible, Plan
 
 from .draft import Draft
 from .forming import begin_forming, open_host
+from .laddering import nothing_fits, planned
 from .reforming import begin_reform
+from .sparing import reserved
 from .stopping import stop
 
 PLANNING = "a plan is being chosen"
@@ -35,11 +37,13 @@ def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
         elif isinstance(state, Reforming) and state.forming is None and state.waiting != result.reason:
             draft.become(replace(state, waiting=result.reason))
             draft.say("waiting", f"{result.reason}; survivors keep step {draft.record.committed} in memory")
+            nothing_fits(draft)
         return
     if not draft.usable >= set(result.devices) or draft.record.avoided & set(result.nodes):
         draft.set(considered=frozenset())  # the cluster changed meanwhile: ask again
         return
     if isinstance(state, Queued) or (isinstance(state, Reforming) and state.forming is None):
+        planned(draft, result)
         begin_forming(draft, result)
     elif isinstance(state, Running) and result.world_size > state.plan.world_size:
         _warm_up_to(draft, result)
@@ -70,10 +74,10 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
     considered = draft.record.considered
     match draft.state:
         case Queued():
-            options = [trusted]
+            options = [trusted - reserved(draft, nodes, trusted), trusted]
         case Running(plan=plan):
             considered = considered | set(plan.devices)
-            options = [trusted] if record.target is None else []
+            options = [trusted - draft.spare_devices] if record.target is None else []
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
         case _:
@@ -89,7 +93,7 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
                     spec=record.spec,
                     profile=record.profile,
                     devices=tuple((device, nodes[device.node].kind) for device in sorted(devices)),
-                    keep=tuple(sorted(record.pids)),
+                    keep=tuple(sorted(set(record.pids) - draft.spare_devices)),
                     domains={node: domain for node in here if (domain := nodes[node].domain)},
                 )
             )
