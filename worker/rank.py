@@ -138,7 +138,7 @@ class _Rank:
         self._reported = Generation(0)
         self._trains: Trainer | None = None
         self._progress: Progress = self._page
-        self._is_worn = False
+        self._stuck = 0
 
     def run(self) -> int:
         """Train until the training program raises or exits; its exit code. The host ends a rank by a signal."""
@@ -147,6 +147,7 @@ class _Rank:
         try:
             return self._train()
         except Replaced:
+            self._came_out()
             while True:  # the process ends when the thread that has taken over says so
                 signal.pause()
 
@@ -157,12 +158,18 @@ class _Rank:
         try:
             code = self._train()
         except Replaced:
+            self._came_out()
             return
         except BaseException:
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+    def _came_out(self) -> None:
+        """A thread that was replaced is not stuck any more."""
+        with self._lock:
+            self._stuck -= 1
 
     def _train(self) -> int:
         try:
@@ -293,7 +300,7 @@ class _Rank:
 
     def _report(self, trainer: Trainer, generation: Generation, lost: Rank | None, cause: str) -> None:
         # Also of a generation it never began: what it voted for in the one before may be what the answer is about.
-        report = replace(trainer.report(generation, lost, cause), is_worn=self._is_worn)
+        report = replace(trainer.report(generation, lost, cause), stuck=self._stuck)
         self._reported = generation
         self._control.post(said_frame(RankReported(report=report)))
         self._page.phase(Phase.IDLE, generation, report.passed)
@@ -351,7 +358,8 @@ class _Rank:
             if isinstance(self._progress, Relay):
                 self._progress.mute()
             self._trains = self._trains.successor(self._own_progress())
-            self._is_worn = True
+            with self._lock:
+                self._stuck += 1
             print(f"{self._me}: stuck in a transfer of generation {closed}, another thread takes over", flush=True)
             # What it is told next is the close in the inbox, which is still unanswered.
             threading.Thread(target=self._take_over, name="training", daemon=True).start()

@@ -38,7 +38,7 @@ class RankReport:
     answer: of the last vote it saw pass, if any in this process.
     held: None when it has nothing whole (never restored, torn, or dead).
     lost_peer: the rank whose connection broke, when that is why it left; positive evidence against that rank.
-    is_worn: a thread of it is stuck in a transfer for good, so its process should be replaced when that costs nothing.
+    stuck: threads of it that nothing gets out of a transfer; its process should be replaced when that costs nothing.
     """
 
     device: Device
@@ -48,7 +48,7 @@ class RankReport:
     held: Held | None
     lost_peer: Rank | None = None
     cause: str = ""
-    is_worn: bool = False
+    stuck: int = 0
 
     @property
     def passed(self) -> Step:
