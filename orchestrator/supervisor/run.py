@@ -158,9 +158,7 @@ class Supervisor:
     async def _save(self) -> None:
         unsaved, self._unsaved = self._unsaved, Unsaved()
         await self._commit(unsaved.commit())
-        for one in unsaved.news:
-            if one.line:
-                one.line.acknowledge(one.number)
+        unsaved.acknowledge()
 
     async def _commit(self, commit: Commit) -> None:
         if commit.is_empty:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol
 
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.events import HistoryEntry, Input, StepRecord
@@ -14,11 +15,16 @@ from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord
 from orchestrator.ports import Commit
 
-from .host_line import HostLine
 from .kernel import Stepped
 
 LAZY_S = 0.1
 """How long what leads to nothing may wait for company before it is committed."""
+
+
+class Line(Protocol):
+    def acknowledge(self, number: int) -> None:
+        """Events up to this number are recorded and will not be asked for again."""
+        ...
 
 
 @dataclass(slots=True)
@@ -26,7 +32,7 @@ class News:
     """An input, and who is to be told once it is recorded: a host's line by number, or the command stream by cursor."""
 
     one: Input
-    line: HostLine | None = None
+    line: Line | None = None
     number: int = 0
     cursor: str | None = None
 
@@ -50,6 +56,12 @@ class Unsaved:
             self._nodes = stepped.state.nodes
         if self.due == inf and (self.news or not self.commit().is_empty):
             self.due = now + LAZY_S
+
+    def acknowledge(self) -> None:
+        """It is recorded."""
+        for one in self.news:
+            if one.line:
+                one.line.acknowledge(one.number)
 
     def commit(self) -> Commit:
         return Commit(
