@@ -59,6 +59,8 @@ from .session import Session
 STUCK_S = 0.05
 """Leaving takes a few milliseconds; who is still in a transfer after this long is taken for stuck."""
 _SWITCH_INTERVAL_S = 0.001
+_NICE = 5
+"""Where ranks compute on the processors that host, supervisor and Redis run on, those must not wait for a time slice."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -95,6 +97,7 @@ def main(job: Job, me: Device, inherited: Inherited, zygote: int) -> NoReturn:
     try:
         # Whatever changes the user id comes before this line: setuid clears the death signal.
         die_with_parent(zygote)
+        os.nice(_NICE)
         _keep_only(inherited)
         _write_to(inherited.log)
         code = _Rank(job, me, inherited).run()

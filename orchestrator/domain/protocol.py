@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from .checkpoint import CheckpointRef, ShardRef
 from .generation import Answer, RankReport
-from .ids import Device, Generation, JobId, NodeId, Step
+from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
 from .plan import Plan
 from .profile import Profile
@@ -35,7 +35,10 @@ class FromCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromMemory:
-    """Survivors bring their state to `step` (applying `answer` where they had not); then `moves` fill the new layout."""
+    """Survivors bring their state to `step` (applying `answer` where they had not); then the new layout is filled.
+
+    What a device holds already it keeps; `moves` are the rest, between devices.
+    """
 
     step: Step
     answer: Answer | None
@@ -103,7 +106,15 @@ class CloseHost:
     """End every rank and the zygote; the last request."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Requests that travel in one message and are carried out in this order, each under its own effect id."""
+
+    requests: Mapping[EffectId, HostRequest]
+
+
 HostRequest: TypeAlias = OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | CloseHost
+HostMessage: TypeAlias = HostRequest | Together
 
 # --- host -> supervisor --------------------------------------------------------------------------------------------------
 
