@@ -29,6 +29,7 @@ from orchestrator.domain.spec import JobSpec
 
 from .checkpoint.writer import CheckpointWriter, Snapshot
 from .donation import Donation
+from .faultpoints import faultpoint
 from .parallel.data import DataAxis, Session
 from .parallel.group import ALONE
 from .parallel.optimizer import adamw
@@ -93,6 +94,7 @@ class Trainer:
         plan_buckets = buckets(form.plan, self._profile)
         self._build(session, plan_buckets)
         built = perf_counter()
+        faultpoint("in_restore")
         self._settle(form.restore)
         self._fill(session, plan_buckets, form.restore)
         moved = perf_counter()
@@ -152,19 +154,25 @@ class Trainer:
         sums = stage.run(step)
         buffers.fold()
         progress.phase(Phase.REDUCE, generation, step)
+        faultpoint("before_reduce")
         data.reduce()
+        faultpoint("after_reduce")
         data.mirror()
         progress.phase(Phase.VOTE, generation, step)
+        faultpoint("before_vote")
         ballot = self._ballot(held, sums if session.seat.tp == 0 else {})
         self._voted = step
         progress.voted(step)
         answer = self._counted(session.vote(ballot), session.plan.world_size, step)
         self._answer = answer
         progress.passed(answer)
+        faultpoint("after_vote")
         progress.phase(Phase.UPDATE, generation, step)
         self._apply(held, answer)
+        faultpoint("after_update")
         progress.phase(Phase.GATHER, generation, step)
         data.gather()
+        faultpoint("after_gather")
         if self._is_due(step):
             progress.phase(Phase.SAVE, generation, step)
             self._save(session)
@@ -196,6 +204,7 @@ class Trainer:
         if held.step != answer.step - 1:
             return
         held.torn = True
+        faultpoint("in_update")
         adamw(self._spec.train, answer, held.state, held.gradient, held.decayed)
         held.step = answer.step
         held.torn = False

@@ -34,6 +34,7 @@ from orchestrator.domain.protocol import (
     FromCheckpoint,
     FromMemory,
     FromSeed,
+    InjectFault,
     OpenHost,
     RankFinished,
     RankReady,
@@ -42,6 +43,8 @@ from orchestrator.domain.protocol import (
 )
 
 from .donation import Donation
+from .faultpoints import faultpoint
+from .faults import Faults
 from .loop import Trainer
 from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_order, said_frame
 from .page import PageWriter
@@ -111,6 +114,11 @@ class _Watched(PageWriter):
         self._control.post(passed_frame(Passed(generation=self.generation, answer=answer)), droppable=True)
 
 
+    def micro_batch(self, number: int) -> None:
+        super().micro_batch(number)
+        faultpoint("in_compute")
+
+
 class _Rank:
     def __init__(self, job: Job, me: Device, inherited: Inherited) -> None:
         self._job = job
@@ -119,7 +127,8 @@ class _Rank:
         self._listener = socket.socket(fileno=inherited.listener)
         self._page = _Watched(inherited.page, self._control)
         os.close(inherited.page)
-        self._inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
+        self._faults = Faults(self._page, lambda struck: self._control.post(said_frame(struck)))
+        self._inbox: queue.SimpleQueue[FormGeneration | CloseGeneration] = queue.SimpleQueue()
         self._lock = threading.Lock()
         # Under the lock: both threads ask whether the session that is about to begin was closed before it began.
         self._closed = Generation(0)
@@ -134,6 +143,7 @@ class _Rank:
         threading.Thread(target=self._obey, name="control", daemon=True).start()
         try:
             trainer = self._trainer()
+            self._faults.patient = trainer
             while True:
                 match self._inbox.get():
                     case FormGeneration() as form:
@@ -171,6 +181,8 @@ class _Rank:
             self._give(trainer, session, form)
             return
         generation = form.generation
+        if generation == 1:
+            self._faults.take_from_environment(str(self._me))
         try:
             began = time.monotonic()
             session.open()
@@ -256,6 +268,7 @@ class _Rank:
     def _report(self, trainer: Trainer, generation: Generation, lost: Rank | None, cause: str) -> None:
         # Also of a generation it never began: what it voted for in the one before may be what the answer is about.
         report = trainer.report(generation, lost, cause)
+        faultpoint("before_report")
         self._reported = generation
         self._control.post(said_frame(RankReported(report=report)))
         self._page.phase(Phase.IDLE, generation, report.passed)
@@ -284,6 +297,9 @@ class _Rank:
             os._exit(BROKEN)
 
     def _carry_out(self, order: ToRank) -> None:
+        if isinstance(order, InjectFault):
+            self._faults.take(order.fault)
+            return
         if isinstance(order, CloseGeneration):
             with self._lock:
                 self._closed = max(self._closed, order.generation)

@@ -96,6 +96,7 @@ class Seat:
             report=self._last_report(message),
             message=message,
             log_tail=() if exit_code == -signal.SIGKILL else tail(self.log, since=self.log_start),
+            fault_point=self.page.fault(),
             user_error=user_error,
             seconds_ago=time.monotonic() - self.gone_at if self.gone_at else 0.0,
         )
@@ -111,6 +112,8 @@ class Seat:
             return self.raised, True
         if self.doomed:
             return self.doomed, False
+        if exit_code < 0 and (point := self.page.fault()):
+            return f"killed at fault point {point}", False
         if exit_code < 0:
             return f"killed by {signal.Signals(-exit_code).name}", False
         if exit_code == BROKEN:

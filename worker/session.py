@@ -19,6 +19,7 @@ from orchestrator.domain.plan import Plan, Seat
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.spec import Backend
 
+from .faultpoints import faultpoint
 from .parallel.carrier import Addressed, Carrier, Handle, LinksCarrier
 from .parallel.gloo import GlooCarrier
 from .parallel.group import Aborted, Group
@@ -144,6 +145,8 @@ class Session:
         total = ballot.detach().to(self._opened().device, copy=True)
         self.tp.all_reduce(total)
         self.pp.all_reduce(total)
+        # From here on others may see the vote pass without this rank.
+        faultpoint("in_vote")
         if self._across is not None:
             self._across.all_reduce(total)
         assert self._mesh is not None
