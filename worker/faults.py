@@ -14,18 +14,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.ids import Step
+from orchestrator.domain.ids import Rank, Step
+from orchestrator.domain.plan import Plan, Seat
 from orchestrator.domain.protocol import FaultCarriedOut
 
 from . import faultpoints
 from .page import PageWriter
+from .parallel.sabotage import BadLink
 
 ENVIRONMENT = "EVERSTEP_FAULTPOINT"
 """point:step kills every rank of the first generation there; point:step:device that one. For tests without a supervisor."""
 SLOW_S, FACTOR = 5.0, 4.0
+SLOW_BYTES_PER_S = 1e6
 FOREVER_S = 3600.0
 MAX_PAUSE_S = 1.0
 """The longest sleep a slow rank takes at one micro-batch."""
@@ -39,10 +43,26 @@ class InjectedError(RuntimeError):
 
 
 class Patient(Protocol):
-    """What can be spoiled in a trainer. Both return what they did, in words, and raise ValueError where there is nothing."""
+    """What can be spoiled in a trainer; both say what they did and raise ValueError where there is nothing to spoil."""
 
     def spoil_gradient(self) -> str: ...
     def flip_bit(self, seed: int) -> str: ...
+
+
+class Linked(Protocol):
+    """A session, as far as its links can be spoiled."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def seat(self) -> Seat: ...
+    def spoil_links(self, bad_link: BadLink) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkFault:
+    until: float
+    bytes_per_s: float
 
 
 class Faults:
@@ -56,6 +76,7 @@ class Faults:
         self._slow_until = 0.0
         self._factor = FACTOR
         self._computed_s = 0.0
+        self._link: _LinkFault | None = None
         self.patient: Patient | None = None
 
     def take(self, fault: FaultRequested) -> None:
@@ -69,6 +90,27 @@ class Faults:
         step, _, device = rest.partition(":")
         if point and device in ("", me):
             self.take(FaultRequested(fault=FaultKind.KILL, at=point, step=Step(int(step or 0)), id=ENVIRONMENT))
+
+    def take_for_links(self, fault: FaultRequested, session: Linked | None) -> None:
+        """Have this rank's links to other nodes be cut or slow from now on, in later generations too. Control thread."""
+        slow = fault.fault is FaultKind.SLOW_LINK
+        duration_s = fault.duration_s or SLOW_S
+        link = _LinkFault(time.monotonic() + duration_s, (fault.factor or SLOW_BYTES_PER_S) if slow else 0.0)
+        self._link = link
+        peers = self.spoil(session) if session is not None else frozenset()
+        how = f"at most {link.bytes_per_s:g} bytes/s" if slow else "nothing gets through"
+        what = f"to {len(peers)} ranks of other nodes {how} for {duration_s:g} s"
+        self._tell(fault, what if peers else "no link to another node", self._page.step, refused=not peers)
+
+    def spoil(self, session: Linked) -> frozenset[Rank]:
+        """What is wrong with links stays wrong when they are made anew; the peers it is about."""
+        link = self._link
+        if link is None or time.monotonic() >= link.until:
+            return frozenset()
+        seats = session.plan.seats
+        peers = frozenset(seat.rank for seat in seats if seat.device.node != session.seat.device.node)
+        session.spoil_links(BadLink(peers=peers, until=link.until, bytes_per_s=link.bytes_per_s))
+        return peers
 
     def reached(self, point: str) -> None:
         """The training thread is at `point`: strike, if this is what something armed waits for."""

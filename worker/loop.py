@@ -36,6 +36,7 @@ from .parallel.optimizer import adamw
 from .parallel.pipeline import StageRunner
 from .program import Program
 from .progress import Phase, Progress
+from .spoiling import flip_bit, spoil_gradient
 from .state.buffers import Buffers, Shape
 from .state.holdings import Holdings
 from .state.relayout import from_checkpoint, from_memory, from_seed, give
@@ -208,6 +209,26 @@ class Trainer:
         adamw(self._spec.train, answer, held.state, held.gradient, held.decayed)
         held.step = answer.step
         held.torn = False
+
+    # --- damage on purpose ----------------------------------------------------------------------------------------------
+
+    def flip_bit(self, seed: int) -> str:
+        """Flip one bit of what this rank owns or mirrors, drawn from the seed; in words, which. Training thread only.
+
+        Raises ValueError where it holds nothing.
+        """
+        if self._holdings is None or self._holdings.torn:
+            raise ValueError("no state is held here")
+        return flip_bit(self._holdings, seed)
+
+    def spoil_gradient(self, bit: int | None = None) -> str:
+        """Make the first element of this step's gradient NaN, or flip that bit of it; in words, what. Training thread only.
+
+        Raises ValueError where no generation is trained.
+        """
+        if self._buffers is None:
+            raise ValueError("no gradient is computed here")
+        return spoil_gradient(self._buffers, bit)
 
     # --- taking a seat --------------------------------------------------------------------------------------------------
 

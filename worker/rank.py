@@ -26,6 +26,7 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.protocol import (
@@ -113,7 +114,6 @@ class _Watched(PageWriter):
         super().passed(answer)
         self._control.post(passed_frame(Passed(generation=self.generation, answer=answer)), droppable=True)
 
-
     def micro_batch(self, number: int) -> None:
         super().micro_batch(number)
         faultpoint("in_compute")
@@ -186,6 +186,7 @@ class _Rank:
         try:
             began = time.monotonic()
             session.open()
+            self._faults.spoil(session)
             formed = time.monotonic() - began
             phases = {"form": formed, **trainer.restore(session, form)}
             self._say_ready(generation, phases)
@@ -298,7 +299,7 @@ class _Rank:
 
     def _carry_out(self, order: ToRank) -> None:
         if isinstance(order, InjectFault):
-            self._faults.take(order.fault)
+            self._take_fault(order.fault)
             return
         if isinstance(order, CloseGeneration):
             with self._lock:
@@ -307,6 +308,14 @@ class _Rank:
             if session is not None:
                 session.abort()
         self._inbox.put(order)
+
+    def _take_fault(self, fault: FaultRequested) -> None:
+        if fault.fault in (FaultKind.CUT_LINK, FaultKind.SLOW_LINK):
+            with self._lock:
+                session = self._session if isinstance(self._session, Session) else None
+            self._faults.take_for_links(fault, session)
+        else:
+            self._faults.take(fault)
 
     def _drain(self) -> None:
         """Give last words half a second to leave."""

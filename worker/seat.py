@@ -77,6 +77,11 @@ class Seat:
         if self.pidfd >= 0:
             self._kill()
 
+    def send(self, number: signal.Signals) -> None:
+        """Raises OSError where it has ended."""
+        if not self.closed_fds and self.pidfd >= 0:
+            signal.pidfd_send_signal(self.pidfd, number)
+
     def close(self) -> None:
         if self.closed_fds:
             return

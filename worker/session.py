@@ -27,6 +27,7 @@ from .parallel.links import Links
 from .parallel.mesh import WORLD, Circle, Mesh, job_cookie, mesh, ranks_of
 from .parallel.nccl import NcclCarrier
 from .parallel.process_group import LinksProcessGroup
+from .parallel.sabotage import BadLink
 from .parallel.world import enter_world, leave_world
 from .progress import Progress
 
@@ -156,6 +157,12 @@ class Session:
             self.pp.pg.broadcast([total], options).wait()
         # To the host: on an accelerator the sum has only passed once it has been read.
         return total.to(ballot.device)
+
+    def spoil_links(self, bad_link: BadLink) -> None:
+        """From now on, until it is over, this rank's ends of these links are bad. Any thread."""
+        with self._gate:
+            if self._links is not None:
+                self._links.bad_link = bad_link
 
     def abort(self) -> None:
         """Make every operation of this generation raise at once. Any thread, any time, any number of times."""

@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from orchestrator.domain.cluster import NodeStatus
-from orchestrator.domain.events import FaultKind, FaultRequested, NodeRequested
+from orchestrator.domain.events import NodeRequested
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import JobId, NodeId
 from orchestrator.domain.job import JobRecord
 from orchestrator.ports import Desk
@@ -57,7 +58,7 @@ async def _kill_node(desk: Desk, name: NodeId) -> views.AcceptedView:
         raise not_found(f"node {name!r} is unknown; nodes: {', '.join(known) or 'none'}")
     if known[name].status is not NodeStatus.UP:
         raise conflict(f"node {name} is {known[name].status.value} already")
-    command = await desk.command(FaultRequested(fault=FaultKind.KILL_NODE, node=name))
+    command = await desk.command(FaultRequested(fault=FaultKind.NODE_KILL, node=name, beyond_mirrors=True))
     return views.AcceptedView(id=command, message=f"node {name} is being killed")
 
 
@@ -66,7 +67,7 @@ async def _kill_rank(desk: Desk, job: JobId, rank: int) -> views.AcceptedView:
     size = _world_size(record)
     if rank >= size:
         raise invalid("rank", rank, f"must be 0..{size - 1} in generation {record.generation}", f"0..{size - 1}")
-    command = await desk.command(FaultRequested(fault=FaultKind.KILL_RANK, job=job, rank=rank))
+    command = await desk.command(FaultRequested(fault=FaultKind.KILL, job=job, rank=rank, beyond_mirrors=True))
     return views.AcceptedView(id=command, message=f"rank {rank} of {job} is being killed")
 
 

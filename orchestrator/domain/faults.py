@@ -32,6 +32,9 @@ POINTS = (
 )
 """Named instants in a rank, in the order of a step; then those of leaving a generation and of entering the next."""
 
+IN_THE_NEXT_PROCESS = frozenset({"in_restore", "in_transfer"})
+"""Points that a rank forked in place of a dead one reaches first: a fault there waits for whoever comes next."""
+
 
 class FaultKind(StrEnum):
     KILL = "kill"

@@ -9,7 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.effects import AddNode, CallHost, ChoosePlan, CommitCheckpoint, Effect, KillNode, ProbeProgram
+from orchestrator.domain.effects import (
+    AddNode,
+    CallHost,
+    ChoosePlan,
+    CommitCheckpoint,
+    Effect,
+    KillNode,
+    Loose,
+    ProbeProgram,
+    Sabotage,
+)
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import (
     CheckpointCommitted,
@@ -21,6 +31,7 @@ from orchestrator.domain.events import (
     PlanChosen,
     ProgramProbed,
 )
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import EffectId, JobId, NodeId
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.protocol import OpenHost
@@ -66,6 +77,7 @@ class SimSupervisor:
         self._turn: Timer | None = None
         self._turn_at = 0.0
         self._committing = False
+        self._skew_s = 0.0
         self._lines: dict[tuple[JobId, NodeId], SimLine] = {}
         self._timers: dict[tuple[JobId, str], Timer] = {}
         self._nodes_seen: object = None
@@ -115,7 +127,7 @@ class SimSupervisor:
         if self._committing or not self._news:
             return
         news, self._news = self._news, []
-        stepped = step(self.world.clock.now, self._state, [one.one for one in news])
+        stepped = step(self.world.clock.now + self._skew_s, self._state, [one.one for one in news])
         cursor = next((one.cursor for one in reversed(news) if one.cursor), None)
         commit = Commit(
             jobs=stepped.changed,
@@ -227,7 +239,7 @@ class SimSupervisor:
                 self._answer(
                     identity, job, lambda: CheckpointCommitted(job=job, checkpoint=self.world.write_checkpoint(effect))
                 )
-            case KillNode() | AddNode():
+            case KillNode() | AddNode() | Sabotage():
                 self._provide(effect)
 
     def _answer(self, identity: EffectId, job: JobId, work: Callable[[], Input]) -> None:
@@ -237,11 +249,25 @@ class SimSupervisor:
 
         self._soon(PLAN_S, tell)
 
-    def _provide(self, effect: KillNode | AddNode) -> None:
-        if isinstance(effect, KillNode):
-            self.world.kill_node(effect.node)
-        else:
-            self.world.add_node(effect.num_devices)
+    def _provide(self, effect: Loose) -> None:
+        match effect:
+            case KillNode(node=node):
+                self.world.kill_node(node)
+            case AddNode(num_devices=num_devices):
+                self.world.add_node(num_devices)
+            case Sabotage(fault=fault):
+                self._sabotage(fault)
+
+    def _sabotage(self, fault: FaultRequested) -> None:
+        match fault.fault:
+            case FaultKind.SUPERVISOR_KILL:
+                self.world.note("* the supervisor is killed on purpose")
+                self.crash()
+                self.world.restart_supervisor(0.1)
+            case FaultKind.REDIS_STALL:
+                self.world.store_stalled_until = self.world.clock.now + fault.duration_s
+            case FaultKind.CLOCK_JUMP:
+                self._skew_s += fault.jump_s
 
     def _soon(self, within_s: tuple[float, float], do: Callable[[], None]) -> None:
         self.world.clock.after(self.world.rng.uniform(*within_s), lambda: self.when_awake(do))
