@@ -19,7 +19,7 @@ from orchestrator.domain.effects import Effect, Sabotage
 from orchestrator.domain.events import HistoryEntry, Input, StepRecord
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected
 from orchestrator.domain.ids import Device, JobId, NodeId
-from orchestrator.domain.job import JobRecord, JobState, Probing, Succeeded
+from orchestrator.domain.job import Failure, JobRecord, JobState, Probing, Succeeded
 from orchestrator.domain.protocol import Envelope, FaultCarriedOut, HostEvent, HostRequest, InjectFault, Restore
 from tests import samples
 
@@ -33,6 +33,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "envelopes-1": (Envelope, samples.ENVELOPES),
     "history-1": (HistoryEntry, samples.HISTORY),
     "steps-1": (StepRecord, samples.STEP_RECORDS),
+    "failures-1": (Failure, samples.FAILURES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
     "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
 }
