@@ -142,6 +142,8 @@ class Injected:
     """Number of the incident that it explains."""
     cause: str = ""
     """What it was detected as."""
+    seen: str = ""
+    """The evidence, in words."""
     detected_s: float | None = None
     """From the fault to the incident."""
     pause_s: float | None = None

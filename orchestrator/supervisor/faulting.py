@@ -140,6 +140,8 @@ def fault_seen(draft: Draft, fault: Fault, devices: Iterable[Device]) -> None:
             _judge(draft, one, Verdict.HARMLESS, f"its rank ended before it got there: {fault.message}")
         elif one.incident is None and draft.incident is not None:
             _explain(draft, one, draft.incident.number, fault)
+        elif one.incident is not None:
+            _update(draft, one, cause=fault.cause, seen=fault.message)
 
 
 def judge_faults(draft: Draft) -> None:
@@ -224,7 +226,8 @@ def _refuse(draft: Draft, asked: FaultRequested, why: str) -> None:
 
 def _explain(draft: Draft, one: Injected, incident: int, fault: Fault) -> None:
     assert one.carried_out_at is not None
-    _update(draft, one, incident=incident, cause=fault.cause, detected_s=max(0.0, draft.now - one.carried_out_at))
+    detected_s = max(0.0, draft.now - one.carried_out_at)
+    _update(draft, one, incident=incident, cause=fault.cause, seen=fault.message, detected_s=detected_s)
 
 
 def _judge(draft: Draft, one: Injected, verdict: Verdict, why: str) -> None:
