@@ -22,6 +22,6 @@ class LocalSaboteur:
         clients = RedisClients(self._address)
         try:
             with unavailable(self._address):
-                await clients.writes.execute_command("CLIENT", "PAUSE", int(seconds * 1000), "ALL")
+                await clients.writes.client_pause(int(seconds * 1000))
         finally:
             await clients.close()
