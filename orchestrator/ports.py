@@ -14,7 +14,7 @@ from .domain.ids import EffectId, JobId, NodeId, Term
 from .domain.job import JobRecord
 from .domain.plan import Infeasible, Plan
 from .domain.profile import Profile
-from .domain.protocol import Envelope, HostRequest
+from .domain.protocol import Envelope, HostMessage
 from .domain.spec import JobSpec
 
 # --- state ---------------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Cluster(Protocol):
         """Every node known, lost ones included for a while."""
         ...
 
-    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostRequest) -> None:
+    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage) -> None:
         """Deliver a request; OpenHost creates the host where there is none, CloseHost ends it (no host: no error).
 
         Raises HostGone, HostUnreachable, StaleTerm.

@@ -25,6 +25,7 @@ from orchestrator.domain.protocol import (
     Envelope,
     FaultCarriedOut,
     FormGeneration,
+    HostMessage,
     HostRequest,
     InjectFault,
     KillRank,
@@ -34,6 +35,7 @@ from orchestrator.domain.protocol import (
     RankReady,
     RankReported,
     ShardSaved,
+    Together,
 )
 
 from .crew import Crew
@@ -82,18 +84,33 @@ class Host:
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
 
-    async def handle(self, term: Term, effect_id: EffectId, request: HostRequest) -> None:
+    async def handle(self, term: Term, effect_id: EffectId, request: HostMessage) -> None:
         """Start what is asked; what comes of it is told by events. A repeated effect id gets its first outcome.
 
         Returns when nothing is left, for CloseHost; at once, for all others. Raises StaleTerm, EverstepError.
         """
         self._hear(term)
+        if isinstance(request, Together):
+            await self._handle_all(term, request)
+            return
         outcome = self._outcomes.get(effect_id)
         if outcome is None:
             outcome = self._outcomes[effect_id] = asyncio.ensure_future(self._carry_out(request))
             if len(self._outcomes) > _MAX_OUTCOMES:
                 self._outcomes.popitem(last=False)
         await asyncio.shield(outcome)
+
+    async def _handle_all(self, term: Term, together: Together) -> None:
+        refusals = []
+        for effect_id, request in together.requests.items():
+            try:
+                await self.handle(term, effect_id, request)
+            except StaleTerm:
+                raise
+            except EverstepError as error:
+                refusals.append(str(error))
+        if refusals:
+            raise EverstepError("; ".join(refusals))
 
     async def poll(
         self, term: Term, after: int, timeout_s: float, acked: int | None = None

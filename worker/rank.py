@@ -56,6 +56,8 @@ from .progress import Phase
 from .session import Session
 
 _SWITCH_INTERVAL_S = 0.001
+_NICE = 5
+"""Where ranks compute on the processors that host, supervisor and Redis run on, those must not wait for a time slice."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -92,6 +94,7 @@ def main(job: Job, me: Device, inherited: Inherited, zygote: int) -> NoReturn:
     try:
         # Whatever changes the user id comes before this line: setuid clears the death signal.
         die_with_parent(zygote)
+        os.nice(_NICE)
         _keep_only(inherited)
         _write_to(inherited.log)
         code = _Rank(job, me, inherited).run()

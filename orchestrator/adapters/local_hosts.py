@@ -12,7 +12,7 @@ from dataclasses import replace
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import NotFound
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
-from orchestrator.domain.protocol import CloseHost, Envelope, HostRequest, OpenHost
+from orchestrator.domain.protocol import CloseHost, Envelope, HostMessage, OpenHost
 from orchestrator.ports import HostGone
 from worker.host import Host
 
@@ -29,7 +29,7 @@ class LocalHosts:
     async def nodes(self) -> tuple[Node, ...]:
         return tuple(self._nodes[node] for node in sorted(self._nodes))
 
-    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostRequest) -> None:
+    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage) -> None:
         host = self._hosts.get((job, node))
         if host is None and isinstance(request, CloseHost):
             return

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from .checkpoint import CheckpointRef, ShardRef
 from .faults import FaultRequested
 from .generation import Answer, RankReport
-from .ids import Device, Generation, JobId, NodeId, Step
+from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
 from .plan import Plan
 from .profile import Profile
@@ -36,7 +36,10 @@ class FromCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromMemory:
-    """Survivors bring their state to `step` (applying `answer` where they had not); then `moves` fill the new layout."""
+    """Survivors bring their state to `step` (applying `answer` where they had not); then the new layout is filled.
+
+    What a device holds already it keeps; `moves` are the rest, between devices.
+    """
 
     step: Step
     answer: Answer | None
@@ -115,7 +118,15 @@ class CloseHost:
     """End every rank and the zygote; the last request."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Requests that travel in one message and are carried out in this order, each under its own effect id."""
+
+    requests: Mapping[EffectId, HostRequest]
+
+
 HostRequest: TypeAlias = OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | InjectFault | CloseHost
+HostMessage: TypeAlias = HostRequest | Together
 
 # --- host -> supervisor --------------------------------------------------------------------------------------------------
 

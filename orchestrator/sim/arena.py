@@ -120,8 +120,10 @@ class Arena:
 
     def _check_moves(self, restore: FromMemory) -> None:
         for device in self.form.plan.devices:
-            moves = [move for move in restore.moves if move.target == device]
-            check_filled(f"{device} in generation {self.generation}", self.layout.held(device), moves)
+            memory = self.here[device].memory
+            kept = memory.intervals if memory is not None and memory.step == restore.step else ()
+            moved = [move.interval for move in restore.moves if move.target == device]
+            check_filled(f"{device} in generation {self.generation}", self.layout.held(device), kept, moved)
         for move in restore.moves:
             source = self.here.get(move.source)
             memory = source.memory if source else None
