@@ -163,6 +163,18 @@ class NodeProvider(Protocol):
         ...
 
 
+class Saboteur(Protocol):
+    """Faults of the control plane, on purpose. Only where the deployment allows them."""
+
+    async def kill_supervisor(self) -> None:
+        """End the supervisor that asks, at once and without a word."""
+        ...
+
+    async def stall_store(self, seconds: float) -> None:
+        """Have the store answer nobody for this long. Raises Unavailable."""
+        ...
+
+
 # --- work that is not the kernel's ---------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.protocol import (
@@ -38,6 +39,7 @@ from orchestrator.domain.protocol import (
     FromCheckpoint,
     FromMemory,
     FromSeed,
+    InjectFault,
     OpenHost,
     RankFinished,
     RankReady,
@@ -46,6 +48,8 @@ from orchestrator.domain.protocol import (
 )
 
 from .donation import Donation
+from .faultpoints import faultpoint
+from .faults import Faults
 from .loop import Trainer
 from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_order, said_frame
 from .page import PageWriter
@@ -120,6 +124,10 @@ class _Watched(PageWriter):
         super().passed(answer)
         self._control.post(passed_frame(Passed(generation=self.generation, answer=answer)), droppable=True)
 
+    def micro_batch(self, number: int) -> None:
+        super().micro_batch(number)
+        faultpoint("in_compute")
+
 
 class _Rank:
     def __init__(self, job: Job, me: Device, inherited: Inherited) -> None:
@@ -129,7 +137,8 @@ class _Rank:
         self._listener = socket.socket(fileno=inherited.listener)
         self._page = _Watched(inherited.page, self._control)
         os.close(inherited.page)
-        self._inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
+        self._faults = Faults(self._page, lambda struck: self._control.post(said_frame(struck)))
+        self._inbox: queue.SimpleQueue[FormGeneration | CloseGeneration] = queue.SimpleQueue()
         self._lock = threading.Lock()
         # Under the lock: both threads ask whether the session that is about to begin was closed before it began.
         self._closed = Generation(0)
@@ -177,6 +186,7 @@ class _Rank:
     def _train(self) -> int:
         try:
             trainer = self._trains = self._trains or self._trainer()
+            self._faults.patient = trainer
             while True:
                 match self._inbox.get():
                     case FormGeneration() as form:
@@ -219,9 +229,12 @@ class _Rank:
             self._give(trainer, session, form)
             return
         generation = form.generation
+        if generation == 1:
+            self._faults.take_from_environment(str(self._me))
         try:
             began = time.monotonic()
             session.open()
+            self._faults.spoil(session)
             formed = time.monotonic() - began
             phases = {"form": formed, **trainer.restore(session, form)}
             self._say_ready(generation, phases)
@@ -304,6 +317,7 @@ class _Rank:
     def _report(self, trainer: Trainer, generation: Generation, lost: Rank | None, cause: str) -> None:
         # Also of a generation it never began: what it voted for in the one before may be what the answer is about.
         report = replace(trainer.report(generation, lost, cause), stuck=self._stuck)
+        faultpoint("before_report")
         self._reported = generation
         self._control.post(said_frame(RankReported(report=report)))
         self._page.phase(Phase.IDLE, generation, report.passed)
@@ -335,6 +349,9 @@ class _Rank:
             os._exit(BROKEN)
 
     def _carry_out(self, order: ToRank) -> None:
+        if isinstance(order, InjectFault):
+            self._take_fault(order.fault)
+            return
         if isinstance(order, CloseGeneration):
             with self._lock:
                 self._closed = max(self._closed, order.generation)
@@ -366,6 +383,14 @@ class _Rank:
             print(f"{self._me}: stuck in a transfer of generation {closed}, another thread takes over", flush=True)
             # What it is told next is the close in the inbox, which is still unanswered.
             threading.Thread(target=self._take_over, name="training", daemon=True).start()
+
+    def _take_fault(self, fault: FaultRequested) -> None:
+        if fault.fault in (FaultKind.CUT_LINK, FaultKind.SLOW_LINK):
+            with self._lock:
+                session = self._session if isinstance(self._session, Session) else None
+            self._faults.take_for_links(fault, session)
+        else:
+            self._faults.take(fault)
 
     def _drain(self) -> None:
         """Give last words half a second to leave."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .checkpoint import CheckpointRef, ShardRef
+from .faults import FaultRequested
 from .generation import Answer, RankReport
 from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
@@ -102,6 +103,17 @@ class KillRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InjectFault:
+    """Make something fail, to try it; answered by FaultCarriedOut when it has come to that, unless it ends the host.
+
+    device: the rank it happens to; None for a fault of the whole host, or of each rank's links.
+    """
+
+    fault: FaultRequested
+    device: Device | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseHost:
     """End every rank and the zygote; the last request."""
 
@@ -113,7 +125,7 @@ class Together:
     requests: Mapping[EffectId, HostRequest]
 
 
-HostRequest: TypeAlias = OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | CloseHost
+HostRequest: TypeAlias = OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | InjectFault | CloseHost
 HostMessage: TypeAlias = HostRequest | Together
 
 # --- host -> supervisor --------------------------------------------------------------------------------------------------
@@ -152,6 +164,8 @@ class RankExited:
     """Why, where the rank raised: the exception in one line."""
     log_tail: tuple[str, ...] = ()
     """Its last 50 log lines, where it raised or exited by itself."""
+    fault_point: str = ""
+    """Where in which step it was killed on purpose; empty otherwise."""
     user_error: bool = False
     """True where the training program itself raised or exited, which another attempt would repeat."""
     seconds_ago: float = 0.0
@@ -192,6 +206,17 @@ class RankFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultCarriedOut:
+    """An injected fault is about to happen, or cannot. at: the host's wall clock; step: under way in the rank."""
+
+    id: str
+    message: str
+    at: float
+    step: Step = Step(0)
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFailed:
     """The host itself cannot serve (the zygote could not start or died)."""
 
@@ -210,6 +235,7 @@ HostEvent: TypeAlias = (
     | StepsPassed
     | ShardSaved
     | RankFinished
+    | FaultCarriedOut
     | HostFailed
 )
 

@@ -134,6 +134,8 @@ class Arena:
         if rank.device in self.form.donors:
             rank.arena = None
             return
+        if not rank.reaches("in_transfer"):
+            return
         self.has_started = True
         self.world.checker.started(self)
         rank.restored(Memory(self.generation, self.step, self.layout.held(rank.device)))
@@ -153,6 +155,7 @@ class Arena:
 
         def vote(rank: SimRank) -> None:
             rank.voted = step
+            rank.reaches("in_vote")
 
     def _pass(self, step: Step) -> None:
         """Everybody has voted: this is the instant at which the step is committed, whoever lives to see it."""
@@ -161,6 +164,8 @@ class Arena:
 
         def see(rank: SimRank) -> None:
             rank.passed(self.generation, answer)
+            if not rank.alive:
+                return
             if self.kills_voter:
                 self.kills_voter = False
                 self.world.note(f"* {self.job} on {rank.device} dies having passed step {step}")

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.effects import AddNode, CallHost, ChoosePlan, CommitCheckpoint, Effect, KillNode, ProbeProgram
+from orchestrator.domain.effects import (
+    AddNode,
+    CallHost,
+    ChoosePlan,
+    CommitCheckpoint,
+    Effect,
+    KillNode,
+    Loose,
+    ProbeProgram,
+    Sabotage,
+)
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import (
     CheckpointCommitted,
@@ -20,6 +30,7 @@ from orchestrator.domain.events import (
     PlanChosen,
     ProgramProbed,
 )
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import EffectId, JobId, NodeId
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.protocol import OpenHost
@@ -57,6 +68,7 @@ class SimSupervisor:
         self._turn: Timer | None = None
         self._turn_at = 0.0
         self._committing = False
+        self._skew_s = 0.0
         self._lines: dict[tuple[JobId, NodeId], SimLine] = {}
         self._timers: dict[tuple[JobId, str], Timer] = {}
         self._nodes_seen: object = None
@@ -107,7 +119,7 @@ class SimSupervisor:
         if self._committing or not (self._news or now >= self._unsaved.due):
             return
         news, self._news = self._news, []
-        stepped = step(now, self._state, [one.one for one in news])
+        stepped = step(now + self._skew_s, self._state, [one.one for one in news])
         self._state = stepped.state
         self._unsaved.add(stepped, news, now)
         if not (stepped.effects or stepped.loose or now >= self._unsaved.due):
@@ -213,7 +225,7 @@ class SimSupervisor:
                 self._answer(
                     identity, job, lambda: CheckpointCommitted(job=job, checkpoint=self.world.write_checkpoint(effect))
                 )
-            case KillNode() | AddNode():
+            case KillNode() | AddNode() | Sabotage():
                 self._provide(effect)
 
     def _answer(self, identity: EffectId, job: JobId, work: Callable[[], Input]) -> None:
@@ -223,11 +235,25 @@ class SimSupervisor:
 
         self._soon(PLAN_S, tell)
 
-    def _provide(self, effect: KillNode | AddNode) -> None:
-        if isinstance(effect, KillNode):
-            self.world.kill_node(effect.node)
-        else:
-            self.world.add_node(effect.num_devices)
+    def _provide(self, effect: Loose) -> None:
+        match effect:
+            case KillNode(node=node):
+                self.world.kill_node(node)
+            case AddNode(num_devices=num_devices):
+                self.world.add_node(num_devices)
+            case Sabotage(fault=fault):
+                self._sabotage(fault)
+
+    def _sabotage(self, fault: FaultRequested) -> None:
+        match fault.fault:
+            case FaultKind.SUPERVISOR_KILL:
+                self.world.note("* the supervisor is killed on purpose")
+                self.crash()
+                self.world.restart_supervisor(0.1)
+            case FaultKind.REDIS_STALL:
+                self.world.store_stalled_until = self.world.clock.now + fault.duration_s
+            case FaultKind.CLOCK_JUMP:
+                self._skew_s += fault.jump_s
 
     def _soon(self, within_s: tuple[float, float], do: Callable[[], None]) -> None:
         self.world.clock.after(self.world.rng.uniform(*within_s), lambda: self.when_awake(do))

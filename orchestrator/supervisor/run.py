@@ -21,7 +21,9 @@ from orchestrator.domain.effects import (
     CommitCheckpoint,
     Effect,
     KillNode,
+    Loose,
     ProbeProgram,
+    Sabotage,
 )
 from orchestrator.domain.errors import EverstepError, Refused, StaleTerm, Unavailable
 from orchestrator.domain.events import (
@@ -35,10 +37,11 @@ from orchestrator.domain.events import (
     ProgramProbed,
     ProgramRefused,
 )
+from orchestrator.domain.faults import FaultKind
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.protocol import OpenHost
-from orchestrator.ports import Checkpoints, Cluster, Commit, NodeProvider, Planner, Prober, StateStore
+from orchestrator.ports import Checkpoints, Cluster, Commit, NodeProvider, Planner, Prober, Saboteur, StateStore
 
 from .deadlines import deadlines
 from .host_line import HostLine
@@ -52,6 +55,8 @@ RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
 """A wait that took this much longer than asked for: nobody was running here."""
 POLL_COMMANDS_S = 1.0
+STALL_S = 3.0
+"""How long the store is made to stall where the request does not say."""
 
 log = structlog.get_logger()
 
@@ -66,6 +71,7 @@ class World:
     prober: Prober
     planner: Planner
     checkpoints: Checkpoints
+    saboteur: Saboteur | None = None
 
 
 class LeaseLost(EverstepError):
@@ -86,6 +92,8 @@ class Supervisor:
         self._running: set[asyncio.Future[None]] = set()
         self._term = Term(0)
         self._state = State(root=root)
+        self._skew_s = 0.0
+        """How far the wall clock has jumped, on purpose."""
         self._unsaved = Unsaved()
 
     async def serve(self) -> None:
@@ -116,7 +124,7 @@ class Supervisor:
             news, self._news = self._news, []
             self._urgent.clear()
             self._any.clear()
-            stepped = step(self._clock(), self._state, [one.one for one in news])
+            stepped = step(self._clock() + self._skew_s, self._state, [one.one for one in news])
             self._state = stepped.state
             self._unsaved.add(stepped, news, time.monotonic())
             # Nothing is done before it is recorded; what leads to nothing yet can be recorded with what follows. Should
@@ -227,7 +235,7 @@ class Supervisor:
                 self._start(self._answer(identity, effect.job, self._plan(effect)))
             case CommitCheckpoint():
                 self._start(self._answer(identity, effect.job, self._checkpoint(effect)))
-            case KillNode() | AddNode():
+            case KillNode() | AddNode() | Sabotage():
                 self._start(self._provide(effect))
 
     async def _answer(self, identity: EffectId, job: JobId, work: Awaitable[Input]) -> None:
@@ -251,15 +259,29 @@ class Supervisor:
         except (OSError, EverstepError) as error:
             return CheckpointFailed(job=effect.job, step=effect.step, message=str(error))
 
-    async def _provide(self, effect: KillNode | AddNode) -> None:
+    async def _provide(self, effect: Loose) -> None:
         try:
             if isinstance(effect, KillNode):
                 await self._world.provider.kill(effect.node)
+            elif isinstance(effect, Sabotage):
+                await self._sabotage(effect)
             else:
                 node = await self._world.provider.add(effect.kind, effect.num_devices, effect.labels)
                 log.info("node_added", node=node, kind=effect.kind)
         except (OSError, EverstepError) as error:
             log.error("node_provider_failed", effect=type(effect).__name__, error=str(error))
+
+    async def _sabotage(self, effect: Sabotage) -> None:
+        fault, saboteur = effect.fault, self._world.saboteur
+        log.warning("fault_injected", kind=fault.fault, id=fault.id)
+        if fault.fault is FaultKind.CLOCK_JUMP:
+            self._skew_s += fault.jump_s
+        elif saboteur is None:
+            raise EverstepError(f"{fault.fault} is not possible here; this supervisor was started without a saboteur")
+        elif fault.fault is FaultKind.SUPERVISOR_KILL:
+            await saboteur.kill_supervisor()
+        elif fault.fault is FaultKind.REDIS_STALL:
+            await saboteur.stall_store(fault.duration_s or STALL_S)
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -20,6 +20,7 @@ from orchestrator.domain.spec import JobSpec
 
 from ..checkpoint.reader import read
 from ..donation import Donation
+from ..faultpoints import faultpoint
 from ..parallel.data import Session
 from ..program import Program
 from .holdings import KINDS, Holdings
@@ -86,7 +87,9 @@ def from_memory(holdings: Holdings, old: Holdings | None, moves: Sequence[Move],
     sends = [(rank, _message(old, outgoing[rank])) for rank in sorted(outgoing) if old is not None]
     receives = [(rank, torch.empty(3, _total(incoming[rank]), device=holdings.state.device)) for rank in sorted(incoming)]
     if sends or receives:
-        session.exchange(sends, receives)
+        posted = session.post(sends, receives)
+        faultpoint("in_transfer")
+        posted.wait()
     for rank, values in receives:
         _spread(holdings, incoming, rank, values)
 
