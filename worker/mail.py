@@ -23,7 +23,9 @@ from orchestrator.domain.ids import Generation
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import (
     CloseGeneration,
+    FaultCarriedOut,
     FormGeneration,
+    InjectFault,
     RankFinished,
     RankReady,
     RankReported,
@@ -43,7 +45,7 @@ class StandBy:
     plan: Plan
 
 
-ToRank: TypeAlias = FormGeneration | CloseGeneration | StandBy
+ToRank: TypeAlias = FormGeneration | CloseGeneration | InjectFault | StandBy
 
 _ORDER, _SAID, _PASSED = b"O", b"S", b"P"
 _LENGTH = struct.Struct("<I")
@@ -71,7 +73,7 @@ class StandsBy:
     """It is built as far as it can be without a role."""
 
 
-Said: TypeAlias = StandsBy | RankReported | RankReady | RankFinished | ShardSaved | Raised
+Said: TypeAlias = RankReported | RankReady | RankFinished | ShardSaved | FaultCarriedOut | StandsBy | Raised
 FromRank: TypeAlias = Said | Passed
 
 

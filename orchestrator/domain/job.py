@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from .checkpoint import CheckpointRef, ShardRef
 from .effects import Effect
+from .faults import Injected
 from .generation import Answer, RankReport, Settlement
 from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .plan import Plan
@@ -290,6 +291,9 @@ class JobRecord:
     at_risk: str = ""
     """Why one more failure could cost committed steps; empty where every interval has two holders apart."""
     incidents: tuple[Incident, ...] = ()
+    injected: tuple[Injected, ...] = ()
+    """Faults on purpose, oldest first; the last of them are kept."""
+    next_fault: int = 1
     failures_in_a_row: int = 0
     """Generations closed by a fault since the last committed step."""
     failures: tuple[Failure, ...] = ()

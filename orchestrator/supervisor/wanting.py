@@ -11,6 +11,7 @@ from orchestrator.domain.events import PlanChosen
 from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import Cause, Failed, Fault, Queued, Reforming, Running
 from orchestrator.domain.plan import Infeasible, Plan
+from orchestrator.domain.rungs import Rung
 
 from .draft import Draft
 from .forming import begin_forming, open_host
@@ -37,7 +38,8 @@ def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
         elif isinstance(state, Reforming) and state.forming is None and state.waiting != result.reason:
             draft.become(replace(state, waiting=result.reason))
             draft.say("waiting", f"{result.reason}; survivors keep step {draft.record.committed} in memory")
-            nothing_fits(draft)
+            if not {d for d in draft.usable if d.node not in draft.record.avoided} - draft.record.considered:
+                nothing_fits(draft)
         return
     if not draft.usable >= set(result.devices) or draft.record.avoided & set(result.nodes):
         draft.set(considered=frozenset())  # the cluster changed meanwhile: ask again
@@ -80,6 +82,8 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
             options = [trusted - draft.spare_devices] if record.target is None else []
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
+            if draft.incident and draft.incident.rung is Rung.REPLAN_ALL:
+                options = [trusted]
         case _:
             return
     for devices in options:

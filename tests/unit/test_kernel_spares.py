@@ -150,7 +150,9 @@ def test_a_spare_that_dies_as_it_takes_over_is_a_second_failure() -> None:
     bench.host_gone(N1).lose_node(N1).all_report(holding(3))
     bench.host_gone(N4).lose_node(N4)
     assert reforming(bench).attempt == 2
-    bench.all_report(lambda device: a_report(device, generation=2, voted=3, passed=3, held=3, held_in=1))
+    bench.all_report(
+        lambda d: a_report(d, generation=reforming(bench).closing.generation, voted=3, passed=3, held=3, held_in=1)
+    )
     bench.planned().opened().prepared().ready().passed(4)
     assert N5 in bench.plan.nodes and bench.record.committed == 4
 
@@ -219,12 +221,8 @@ def test_a_job_whose_mirrors_share_a_node_says_so_until_they_do_not() -> None:
     assert len(told) == 1 and "one more failure may cost committed steps" in told[0].message
     bench.passed(2).add_node(2).planned().said(NodeId("n2"), HostOpened(seconds=1.0))
     bench.all_report(holding(2, 2)).prepared().ready()
-    assert (
-        isinstance(bench.state, Running)
-        and not bench.record.at_risk
-       
+    assert isinstance(bench.state, Running) and not bench.record.at_risk
     assert bench.said_to_people()[-2:] == ["mirrored", "running"]
-    )
 
 
 def test_a_job_without_mirrors_is_not_told_of_it_again_and_again() -> None:
