@@ -50,7 +50,9 @@ DESTRUCTIVE = frozenset(
     }
 )
 """May cost what their victims hold in memory."""
-NOTICEABLE = DESTRUCTIVE - {FaultKind.STOP, FaultKind.GIL_HANG, FaultKind.CUT_LINK} | {FaultKind.NAN, FaultKind.BIT_FLIP}
+PASSING = frozenset({FaultKind.STOP, FaultKind.GIL_HANG, FaultKind.CUT_LINK})
+"""Over by themselves after a while, and then no danger any more."""
+NOTICEABLE = DESTRUCTIVE - PASSING | {FaultKind.NAN, FaultKind.BIT_FLIP}
 """Have to be noticed; others may pass before anybody minds."""
 
 
@@ -303,7 +305,7 @@ def _last_copies(draft: Draft, victims: tuple[Device, ...]) -> int:
     record, state = draft.record, draft.state
     if record.profile is None or not record.committed:
         return 0  # nothing that the seed does not give again
-    failing = {device for one in _open(draft) if one.asked.fault in DESTRUCTIVE for device in one.devices} | set(victims)
+    failing = {device for one in _open(draft) if _is_at_risk(draft, one) for device in one.devices} | set(victims)
     if isinstance(state, Reforming):
         failing |= state.lost
     mirrors = record.spec.recovery.mirrors
@@ -314,6 +316,16 @@ def _last_copies(draft: Draft, victims: tuple[Device, ...]) -> int:
         return 0
     found = transfers(sources, layouts[max(layouts)])
     return sum(len(interval) for interval in found.missing)
+
+
+def _is_at_risk(draft: Draft, one: Injected) -> bool:
+    """Whether its victims may still lose their memory because of it."""
+    if one.asked.fault not in DESTRUCTIVE:
+        return False
+    if one.asked.fault not in PASSING or one.carried_out_at is None or one.incident is not None:
+        return True
+    # Its time is up, and all have voted since: they are well.
+    return draft.now < one.carried_out_at + one.asked.duration_s or draft.record.committed <= one.step
 
 
 def _holders(draft: Draft) -> list[tuple[Device, Generation, Plan]]:

@@ -83,6 +83,16 @@ def test_a_slow_rank_may_be_the_mirror_of_one_that_is_killed() -> None:
     assert hit(bench.tell(asked(FaultKind.SLOW, device=partners(bench.plan)[bench.device(0)])))
 
 
+def test_a_rank_that_was_stopped_and_votes_again_is_safe_to_rely_on() -> None:
+    bench = trained().tell(asked(FaultKind.STOP, rank=0, duration_s=0.5))
+    mirror = partners(bench.plan)[bench.device(0)]
+    struck(bench, step=4)
+    assert not hit(bench.tell(asked(device=mirror)))
+    bench.now += 0.5
+    bench.passed(4, 5)
+    assert hit(bench.tell(asked(device=mirror))) == [mirror]
+
+
 def test_mirrors_count_again_once_the_job_has_recovered() -> None:
     bench = trained().tell(asked(rank=0))
     struck(bench).exited(bench.device(0))
