@@ -133,8 +133,11 @@ def fault_carried_out(draft: Draft, said: FaultCarriedOut) -> None:
 def fault_seen(draft: Draft, fault: Fault, devices: Iterable[Device]) -> None:
     """Somebody was found dead: that is what explains open faults on them; what they had yet to do they never will."""
     hit = frozenset(devices)
-    for one in _open(draft):
-        if not hit & set(one.devices):
+    concerned = [one for one in _open(draft) if hit & set(one.devices)]
+    # A slow link or a stop that passed does not end a process where something else was told to.
+    killers = [one for one in concerned if one.asked.fault in NOTICEABLE and one.carried_out_at is not None]
+    for one in concerned:
+        if killers and one not in killers and one.carried_out_at is not None:
             continue
         if one.carried_out_at is None and one.asked.at in IN_THE_NEXT_PROCESS:
             continue
@@ -173,7 +176,10 @@ def _look_for_incident(draft: Draft, one: Injected) -> None:
         _explain(draft, one, incident.number, incident.fault)
         return
     over_at = one.carried_out_at + one.asked.duration_s + QUIET_S
-    if isinstance(draft.state, Running) and draft.now >= over_at and draft.record.committed >= one.step + QUIET_STEPS:
+    quiet_steps = draft.record.committed - one.step
+    # Steps alone are enough in the end: the wall clock may have jumped back since.
+    is_over = (draft.now >= over_at and quiet_steps >= QUIET_STEPS) or quiet_steps >= 10 * QUIET_STEPS
+    if isinstance(draft.state, Running) and is_over:
         seen = one.asked.fault not in NOTICEABLE
         _judge(
             draft,

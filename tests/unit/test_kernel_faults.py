@@ -140,6 +140,15 @@ def test_a_host_that_cannot_do_it_says_so() -> None:
     assert (last(bench).verdict, last(bench).why) == (Verdict.REFUSED, "no rank lives")
 
 
+def test_a_slow_link_is_not_blamed_for_what_a_kill_did() -> None:
+    bench = trained().tell(asked(FaultKind.SLOW_LINK, rank=2))
+    struck(bench)
+    bench.tell(asked(rank=2, beyond_mirrors=True))
+    struck(bench).exited(bench.device(2))
+    slow, kill = bench.record.injected
+    assert (slow.incident, kill.incident) == (None, 1)
+
+
 def test_a_killed_node_is_judged_by_every_job_on_it() -> None:
     bench = trained()
     node = bench.device(0).node
