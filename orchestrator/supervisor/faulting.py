@@ -172,6 +172,9 @@ def _look_for_incident(draft: Draft, one: Injected) -> None:
     incident = draft.incident
     assert one.carried_out_at is not None
     is_new = incident is not None and (incident.closed_at or incident.fault.at) >= one.carried_out_at - QUIET_S
+    others = [other for other in _open(draft) if incident is not None and other.incident == incident.number]
+    if one.asked.fault not in NOTICEABLE and any(other.asked.fault in NOTICEABLE for other in others):
+        is_new = False  # it has its explanation
     if is_new and incident is not None and incident.pause_s is None and set(incident.fault.devices) & set(one.devices):
         _explain(draft, one, incident.number, incident.fault)
         return
@@ -309,7 +312,7 @@ def _pick(seed: int, seats: list[Seat]) -> Seat:
 def _last_copies(draft: Draft, victims: tuple[Device, ...]) -> int:
     """Elements that nobody would hold any more if `victims` and everybody else under attack lost their memory at once."""
     record, state = draft.record, draft.state
-    if record.profile is None or not record.committed:
+    if record.profile is None or isinstance(state, Starting):
         return 0  # nothing that the seed does not give again
     failing = {device for one in _open(draft) if _is_at_risk(draft, one) for device in one.devices} | set(victims)
     if isinstance(state, Reforming):
@@ -330,8 +333,8 @@ def _is_at_risk(draft: Draft, one: Injected) -> bool:
         return False
     if one.asked.fault not in PASSING or one.carried_out_at is None or one.incident is not None:
         return True
-    # Its time is up, and all have voted since: they are well.
-    return draft.now < one.carried_out_at + one.asked.duration_s or draft.record.committed <= one.step
+    # The step under way may have had its vote already; the one after it has it too, so all have voted since.
+    return draft.record.committed < one.step + 2
 
 
 def _holders(draft: Draft) -> list[tuple[Device, Generation, Plan]]:

@@ -88,8 +88,8 @@ def test_a_rank_that_was_stopped_and_votes_again_is_safe_to_rely_on() -> None:
     mirror = partners(bench.plan)[bench.device(0)]
     struck(bench, step=4)
     assert not hit(bench.tell(asked(device=mirror)))
-    bench.now += 0.5
-    bench.passed(4, 5)
+    assert not hit(bench.passed(4, 5).tell(asked(device=mirror)))
+    bench.passed(6)
     assert hit(bench.tell(asked(device=mirror))) == [mirror]
 
 
