@@ -111,7 +111,7 @@ class _Cycle:
                 commit_ready_checkpoints(draft)
                 finish_if_done(draft)
             if not draft.is_over and self.nodes is not None:
-                want_devices(draft, {node.id: node.kind for node in self.nodes})
+                want_devices(draft)
         drafts = self.drafts.values()
         changed = {d.record.id: d.record for d in drafts if d.record != d.before}
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
@@ -194,8 +194,11 @@ class _Cycle:
 
     def _draft(self, job: JobId) -> Draft:
         if job not in self.drafts:
-            self.drafts[job] = Draft(self.jobs[job], self.now, self._free_for, self._num_devices, self.root)
+            self.drafts[job] = Draft(self.jobs[job], self.now, self._free_for, self._num_devices, self._kinds(), self.root)
         return self.drafts[job]
+
+    def _kinds(self) -> dict[NodeId, str]:
+        return {node.id: node.kind for node in self.nodes or ()}
 
     def _num_devices(self) -> dict[NodeId, int]:
         return {node.id: node.num_devices for node in self.nodes or () if node.status is NodeStatus.UP}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import PlanChosen
-from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import Cause, Failed, Fault, Queued, Reforming, Running
 from orchestrator.domain.plan import Infeasible, Plan
 
@@ -52,7 +50,7 @@ def _warm_up_to(draft: Draft, plan: Plan) -> None:
         open_host(draft, node)
 
 
-def want_devices(draft: Draft, kinds: Mapping[NodeId, str]) -> None:
+def want_devices(draft: Draft) -> None:
     """Ask for a plan where one could be better than what there is, and move to a larger one that is ready."""
     lost = draft.record.avoided - set(draft.num_devices)
     if lost:  # should they come back, they are new machines
@@ -86,7 +84,7 @@ def want_devices(draft: Draft, kinds: Mapping[NodeId, str]) -> None:
                     generation=draft.next_generation(),
                     spec=record.spec,
                     profile=record.profile,
-                    devices=tuple((device, kinds[device.node]) for device in sorted(devices)),
+                    devices=tuple((device, draft.kinds[device.node]) for device in sorted(devices)),
                     keep=tuple(sorted(record.pids)),
                 )
             )
