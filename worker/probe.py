@@ -67,9 +67,7 @@ def _degree_problems(spec: JobSpec, profile: Profile) -> Iterator[FieldProblem]:
             said = f"is {tp} and does not divide {divisor.field} {divisor.value}; use a divisor of it"
             yield _problem("parallel.tp", tp, said, f"a divisor of {divisor.value}")
     if spec.train.exact and (groups := len(exact_groups(profile))) > MAX_GROUPS:
-        said = (
-            f"is {spec.train.exact}, and the program has {groups} parameter groups, {MAX_GROUPS} fit; set it to false"
-        )
+        said = f"is {spec.train.exact}, and the program has {groups} parameter groups, {MAX_GROUPS} fit; set it to false"
         yield _problem("train.exact", spec.train.exact, said, "false")
     if spec.train.exact and tp and (line := splits_a_block(profile, tp)):
         said = (

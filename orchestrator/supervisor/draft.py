@@ -33,7 +33,7 @@ class Draft:
         now: float,
         free_for: Callable[[JobId], frozenset[Device]],
         num_devices: Callable[[], Mapping[NodeId, int]],
-        kinds: Mapping[NodeId, str],
+        kinds: Callable[[], Mapping[NodeId, str]],
         root: str,
     ) -> None:
         self.before = record
@@ -41,7 +41,7 @@ class Draft:
         self.now = now
         self._free_for = free_for
         self._num_devices = num_devices
-        self.kinds = kinds
+        self._kinds = kinds
         self.root = root
         self.history: list[HistoryEntry] = []
         self.steps: list[StepRecord] = []
@@ -58,6 +58,10 @@ class Draft:
     @property
     def num_devices(self) -> Mapping[NodeId, int]:
         return self._num_devices()
+
+    @property
+    def kinds(self) -> Mapping[NodeId, str]:
+        return self._kinds()
 
     @property
     def is_over(self) -> bool:

@@ -194,7 +194,7 @@ class _Cycle:
 
     def _draft(self, job: JobId) -> Draft:
         if job not in self.drafts:
-            self.drafts[job] = Draft(self.jobs[job], self.now, self._free_for, self._num_devices, self._kinds(), self.root)
+            self.drafts[job] = Draft(self.jobs[job], self.now, self._free_for, self._num_devices, self._kinds, self.root)
         return self.drafts[job]
 
     def _kinds(self) -> dict[NodeId, str]:
