@@ -7,7 +7,7 @@ a file by itself; whether the program, the data or the cluster agree is found ou
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -69,6 +69,13 @@ Name = Annotated[
     ),
 ]
 Exactness = Annotated[Exact, Field(json_schema_extra={"allowed": "false, true or best_effort"})]
+LabelWord = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
+        json_schema_extra={"allowed": "1..63 letters, digits, dots, dashes or underscores, a letter or digit at both ends"},
+    ),
+]
 Degree = Annotated[int, Field(strict=True, ge=1, le=65536)]
 
 
@@ -203,23 +210,5 @@ def _known_kind(kind: str) -> str:
 class AddNodeRequest(Request):
     kind: Annotated[str, AfterValidator(_known_kind), Field(json_schema_extra={"allowed": ", ".join(KINDS)})]
     num_devices: Annotated[Whole, Field(ge=1, le=64)] = 2
-
-
-class FaultRequest(Request):
-    """kill_rank takes `job` and `rank` (of its current generation); kill_node takes `node`."""
-
-    kind: Literal["kill_rank", "kill_node"]
-    job: Text | None = None
-    rank: Annotated[Whole, Field(ge=0, le=10**6)] | None = None
-    node: Text | None = None
-
-    def checked(self) -> Self:
-        """Raises Refused where a field its kind needs is missing, or one it does not take is there."""
-        takes = ("job", "rank") if self.kind == "kill_rank" else ("node",)
-        for name in ("job", "rank", "node"):
-            value = getattr(self, name)
-            if (value is not None) != (name in takes):
-                only = " and ".join(takes)
-                message = f"{self.kind} needs {name}" if value is None else f"{self.kind} takes no {name}, only {only}"
-                raise Refused(message, (FieldProblem(field=name, value=value, message=message),))
-        return self
+    labels: Annotated[dict[LabelWord, LabelWord], Field(max_length=16)] = Field(default_factory=dict)
+    """`rack` and `switch` name failure domains: mirrors keep out of their owner's."""

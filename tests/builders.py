@@ -178,6 +178,11 @@ class Bench:
         self.nodes[node] = Node(id=node, kind="cpu", num_devices=devices)
         return self.see_nodes()
 
+    def label(self, node: NodeId, **labels: str) -> Bench:
+        """Before the cluster is seen."""
+        self.nodes[node] = replace(self.nodes[node], labels=labels)
+        return self
+
     def host_gone(self, node: NodeId) -> Bench:
         return self.tell(HostLost(job=JOB, node=node, contact=Contact.GONE, message="its process has ended"))
 

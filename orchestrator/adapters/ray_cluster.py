@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import structlog
@@ -19,7 +19,7 @@ from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
-from orchestrator.domain.protocol import CloseHost, Envelope, HostRequest, OpenHost
+from orchestrator.domain.protocol import CloseHost, Envelope, HostMessage, OpenHost
 from orchestrator.ports import HostGone, HostUnreachable
 
 from .host_wire import Call, Poll, Pulse, Reply, raise_for, read
@@ -30,6 +30,7 @@ from .ray_environment import (
     NAMESPACE,
     RayEnvironment,
     device_resource,
+    own_labels,
     pin_resource,
 )
 
@@ -106,20 +107,14 @@ class RayCluster:
         is_lost = node.status is NodeStatus.LOST or node.id in self._lost_since or self._is_alive(node.id) is False
         if is_lost:
             self._lost_since.setdefault(node.id, time.monotonic())
-        return Node(
-            id=node.id,
-            kind=node.kind,
-            num_devices=node.num_devices,
-            status=NodeStatus.LOST if is_lost else NodeStatus.UP,
-            address=node.address,
-        )
+        return replace(node, status=NodeStatus.LOST if is_lost else NodeStatus.UP)
 
     def _is_shown(self, node: Node, now: float) -> bool:
         return node.id not in self._lost_since or now - self._lost_since[node.id] < KEEP_LOST_S
 
     # --- hosts ------------------------------------------------------------------------------------------------------------
 
-    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostRequest) -> None:
+    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage) -> None:
         data = codec.dumps(Call(term=term, effect=effect, request=request))
         match request:
             case OpenHost():
@@ -295,6 +290,7 @@ def _node_table() -> tuple[Node, ...]:
                 num_devices=int(labels[DEVICES_LABEL]),
                 status=NodeStatus.UP if row["Alive"] else NodeStatus.LOST,
                 address=row["NodeManagerAddress"],
+                labels=own_labels(labels),
             )
     return tuple(found[id] for id in sorted(found))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .checkpoint import ShardRef
+from .faults import FaultRequested
 from .ids import Device, Generation, JobId, NodeId, Step
 from .profile import Profile
 from .protocol import HostRequest
@@ -32,6 +34,8 @@ class ChoosePlan:
     """Usable devices and their kinds."""
     keep: tuple[Device, ...] = ()
     """Devices whose processes are alive and hold state: preferred."""
+    domains: Mapping[NodeId, str] = field(default_factory=dict)
+    """Failure domains that nodes of these devices share with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,17 @@ class KillNode:
 class AddNode:
     kind: str
     num_devices: int
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
-Effect: TypeAlias = ProbeProgram | ChoosePlan | CallHost | CommitCheckpoint | KillNode | AddNode
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sabotage:
+    """Make the control plane itself fail, to try it: one of faults.ON_CONTROL."""
+
+    fault: FaultRequested
+
+
+Loose: TypeAlias = KillNode | AddNode | Sabotage
+"""Concern no job, and may be lost."""
+
+Effect: TypeAlias = ProbeProgram | ChoosePlan | CallHost | CommitCheckpoint | Loose

@@ -18,7 +18,8 @@ import yaml
 from api.client import ApiError, Client, EventView, GapView, StepView, Unreachable
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import Unavailable
-from orchestrator.domain.events import CancelRequested, FaultKind, FaultRequested, NodeRequested
+from orchestrator.domain.events import CancelRequested, NodeRequested
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import (
     Cancelled,
@@ -313,8 +314,8 @@ def test_cancel_is_recorded_and_an_ended_job_refuses_it(served: Served, client: 
 def test_nodes_are_listed_and_added(served: Served, client: Client) -> None:
     served.desk.set_nodes(Node(id=NodeId("node-1"), kind="H100", num_devices=2))
     assert [(node.id, node.status) for node in client.nodes()] == [("node-1", "UP")]
-    client.add_node("B200", 4)
-    assert served.desk.asked == [NodeRequested(kind="B200", num_devices=4)]
+    client.add_node("B200", 4, {"rack": "r1"})
+    assert served.desk.asked == [NodeRequested(kind="B200", num_devices=4, labels={"rack": "r1"})]
     with pytest.raises(ApiError, match="kind is 'B300': must be one of"):
         client.add_node("B300")
 
@@ -326,8 +327,8 @@ def test_faults_name_what_they_kill(served: Served, client: Client) -> None:
     client.kill_rank(JOB, 7)
     client.kill_node("node-1")
     assert [(item.fault, item.rank, item.node) for item in served.desk.asked if isinstance(item, FaultRequested)] == [
-        (FaultKind.KILL_RANK, 7, None),
-        (FaultKind.KILL_NODE, None, "node-1"),
+        (FaultKind.KILL, 7, None),
+        (FaultKind.NODE_KILL, None, "node-1"),
     ]
     for call, status, words in (
         (lambda: client.kill_rank(JOB, 8), 422, "must be 0..7 in generation 1"),

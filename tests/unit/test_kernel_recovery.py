@@ -180,8 +180,8 @@ def test_nothing_fits_so_survivors_wait_and_keep_what_they_hold() -> None:
 
 def test_owner_and_mirror_lost_roll_back_to_the_checkpoint_and_count_it() -> None:
     bench = trained(7).saved(5).checkpoint(5)
-    bench.host_gone(N0).host_gone(N1)
-    bench.add_node(6).add_node(7).lose_node(N0).lose_node(N1)
+    bench.host_gone(N0).host_gone(N2)
+    bench.add_node(6).add_node(7).lose_node(N0).lose_node(N2)
     bench.all_report(holding(7)).planned().opened().prepared()
     form = bench.form()
     assert isinstance(form.restore, FromCheckpoint) and form.committed == 5 and bench.record.committed == 5
@@ -287,16 +287,16 @@ def test_a_resize_is_not_settled_before_a_rank_has_left() -> None:
 def test_who_does_not_report_in_time_is_given_up_closed_and_not_planned_with() -> None:
     bench = trained()
     bench.exited(bench.device(0))
-    silent = [device for device in bench.plan.devices if device.node == N2]
+    silent = [device for device in bench.plan.devices if device.node == N1]
     bench.reports(*(holding(3)(d) for d in sorted(reforming(bench).closing.awaited) if d not in silent))
     bench.tell(DeadlinePassed(job=JOB, key="settle:1"))
     assert reforming(bench).closing.settlement is not None
-    assert bench.calls(CloseHost) == [(N2, CloseHost())] and bench.record.avoided == {N2}
-    assert {device.node for device, _ in bench.asked().devices} == {N0, N1, N3}
-    bench.said(N2, HostOpened(seconds=1.0))
-    assert N2 not in bench.record.warm, "it was given up: what it says counts no more"
-    bench.tell(HostClosed(job=JOB, node=N2))
-    assert not bench.record.avoided and N2 not in bench.record.hosts, "closed: another host may be opened there"
+    assert bench.calls(CloseHost) == [(N1, CloseHost())] and bench.record.avoided == {N1}
+    assert {device.node for device, _ in bench.asked().devices} == {N0, N2, N3}
+    bench.said(N1, HostOpened(seconds=1.0))
+    assert N1 not in bench.record.warm, "it was given up: what it says counts no more"
+    bench.tell(HostClosed(job=JOB, node=N1))
+    assert not bench.record.avoided and N1 not in bench.record.hosts, "closed: another host may be opened there"
 
 
 def test_silent_hosts_that_may_hold_the_only_copy_are_waited_for_longer() -> None:
