@@ -368,7 +368,7 @@ def test_the_last_step_is_saved_before_the_step_returns(tmp_path: Path) -> None:
     shards = [event for one in said.values() for event in one.shards]
     path = tmp_path / manifest.directory_name(Step(3), Generation(1))
     assert manifest.commit(path, Step(3), Generation(1), "h", 0, [e.shard for e in shards]) == CheckpointRef(
-        step=Step(3), generation=Generation(1), path=str(path)
+        step=Step(3), generation=Generation(1), path=str(path), answer=said[plan.devices[0]].answers[-1]
     )
 
 
