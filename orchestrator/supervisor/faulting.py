@@ -76,9 +76,8 @@ def inject(drafts: Sequence[Draft], asked: FaultRequested) -> tuple[Loose, ...]:
             _refuse(draft, named, why)
         else:
             _send(draft, named)
-    is_killed = asked.fault is FaultKind.NODE_KILL and not why
-    if not is_killed:
-        return ()
+    if asked.fault is not FaultKind.NODE_KILL or why or not (drafts or asked.job is None):
+        return ()  # the last: its job is over
     return (KillNode(node=asked.node or drafts[0].record.injected[-1].devices[0].node),)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.domain.effects import KillNode, Sabotage
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
-from orchestrator.domain.ids import Device, NodeId, Step
+from orchestrator.domain.ids import Device, JobId, NodeId, Step
 from orchestrator.domain.layout import partners
 from orchestrator.domain.protocol import FaultCarriedOut, InjectFault
 from orchestrator.supervisor.faulting import MAX_INJECTED, QUIET_S, QUIET_STEPS
@@ -163,6 +163,11 @@ def test_a_node_nobody_uses_is_killed_without_a_record() -> None:
     bench = trained()
     bench.tell(FaultRequested(fault=FaultKind.NODE_KILL, node=NodeId("spare")))
     assert bench.last.loose == (KillNode(node=NodeId("spare")),) and not bench.record.injected
+
+
+def test_a_job_that_is_over_is_left_alone() -> None:
+    bench = trained().tell(replace(asked(FaultKind.NODE_KILL), job=JobId("another")))
+    assert not bench.last.loose and not bench.last.effects
 
 
 def test_faults_of_the_control_plane_are_loose_and_remembered() -> None:
