@@ -35,6 +35,11 @@ def job(record: JobRecord) -> views.JobView:
         num_params=record.profile.num_params if record.profile else None,
         plan=_plan(record, *plan) if plan else None,
         incidents=tuple(_incident(item) for item in record.incidents),
+        spares=tuple(
+            views.SpareView(node=node, devices=tuple(map(str, spare.devices)), is_ready=spare.is_ready)
+            for node, spare in sorted(record.spares.items())
+        ),
+        at_risk=record.at_risk,
         checkpoint=_checkpoint(record),
         failure=_failure(record),
         attempts=_attempts(record),
@@ -203,6 +208,13 @@ def _incident(item: Incident) -> views.IncidentView:
         attempts=item.attempts,
         phases=dict(item.phases),
         pause_s=item.pause_s,
+        rung=item.rung.value if item.rung else None,
+        predicted_pause_s=item.predicted_pause_s,
+        predicted=dict(item.predicted),
+        options=tuple(
+            views.OptionView(rung=one.rung.value, why=one.why, price_s=one.price_s, pause_s=one.pause_s)
+            for one in item.options
+        ),
     )
 
 
