@@ -10,17 +10,18 @@ import pytest
 
 from orchestrator.domain.job import Cause, Running, Succeeded
 from orchestrator.domain.rungs import Rung
+from orchestrator.domain.spec import ParallelSpec
 from tests.jobs import a_job, largest_gap
 from tests.rig import JOB, a_rig
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def test_two_lost_nodes_in_turn_are_replaced_by_spares_and_the_curve_is_the_same(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with a_rig(tmp_path, num_nodes=3) as rig:
-            spec = a_job(steps=600)
-            spec = replace(spec, recovery=replace(spec.recovery, spares=1))
+        async with a_rig(tmp_path, num_nodes=3, num_devices=1) as rig:
+            spec = a_job(steps=150)
+            spec = replace(spec, parallel=ParallelSpec(tp=1, pp=1, dp=2), recovery=replace(spec.recovery, spares=1))
             stood_by: list[set[int]] = []
 
             async def disturb(step: int) -> None:
@@ -32,7 +33,7 @@ def test_two_lost_nodes_in_turn_are_replaced_by_spares_and_the_curve_is_the_same
                     spares = {device for spare in record.spares.values() for device in spare.devices}
                     stood_by.append({record.pids[device] for device in spares})
                     await rig.cluster.kill(record.state.plan.seats[0].device.node)
-                    await rig.cluster.add("A100", 2)
+                    await rig.cluster.add("A100", 1)
 
             job = await rig.run(spec, disturb)
             assert isinstance(job.state, Succeeded), job.state
