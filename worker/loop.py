@@ -9,7 +9,8 @@ reports, and is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -18,8 +19,7 @@ from typing import assert_never
 
 import torch
 
-from orchestrator.domain.errors import EverstepError
-from orchestrator.domain.generation import Answer, Held, RankReport
+from orchestrator.domain.generation import Answer, Disagrees, Finding, Held, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
 from orchestrator.domain.layout import Bucket, buckets
 from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
@@ -29,21 +29,19 @@ from orchestrator.domain.spec import JobSpec
 
 from .checkpoint.writer import CheckpointWriter, Snapshot
 from .donation import Donation
+from .integrity import Copies, Found, Recomputation, check_of, diverged
 from .parallel.data import DataAxis, Session
 from .parallel.group import ALONE
 from .parallel.optimizer import adamw
 from .parallel.pipeline import StageRunner
 from .program import Program
 from .progress import Phase, Progress
+from .spoiling import flip_bit, spoil_gradient
 from .state.buffers import Buffers, Shape
 from .state.holdings import Holdings
 from .state.relayout import from_checkpoint, from_memory, from_seed, give
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-class TrainingDiverged(EverstepError):
-    """A loss or gradient is not finite; running the step again would give the same."""
 
 
 class Trainer:
@@ -75,6 +73,8 @@ class Trainer:
         self._buffers: Buffers | None = None
         self._stage: StageRunner | None = None
         self._data: DataAxis | None = None
+        self._copies: Copies | None = None
+        self._found: tuple[Generation, Finding] | None = None
 
     # --- between steps --------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class Trainer:
         begun = perf_counter()
         if self._stage is not None:
             self._stage.close()
-        self._stage = self._data = None
+        self._stage = self._data = self._copies = None
         plan_buckets = buckets(form.plan, self._profile)
         self._build(session, plan_buckets)
         built = perf_counter()
@@ -100,8 +100,11 @@ class Trainer:
         self._data = DataAxis(session, plan_buckets, self._buffers, self._holdings)
         self._data.gather()
         gathered = perf_counter()
+        self._copies = Copies(session, self._spec.recovery)
         if isinstance(form.restore, FromMemory) and self._is_due(step):
-            # The generation that committed this step may not have lived to write all of its shards.
+            # The generation that committed this step may not have lived to compare it, or to write all of its shards.
+            with self._noting(form.generation):
+                self._compare_now(self._copies, step)
             self._save(session)
         return {"build": built - begun, "transfer": moved - built, "gather": gathered - moved}
 
@@ -115,15 +118,18 @@ class Trainer:
 
     def report(self, generation: Generation, lost_peer: Rank | None = None, cause: str = "") -> RankReport:
         """What this rank knows, whatever it was doing when it left."""
-        held = self._holdings
+        held = self._holdings if self._holdings is not None and not self._holdings.torn else None
+        found = self._found[1] if self._found is not None and self._found[0] == generation else None
+        changed = self._copies.changed_since(held) if held is not None and self._copies is not None else None
         return RankReport(
             device=self._me,
             generation=generation,
             voted=self._voted,
             answer=self._answer,
-            held=Held(generation=held.generation, step=held.step) if held is not None and not held.torn else None,
+            held=Held(generation=held.generation, step=held.step) if held is not None and changed is None else None,
             lost_peer=lost_peer,
             cause=cause,
+            found=found or changed,
         )
 
     @property
@@ -142,14 +148,21 @@ class Trainer:
     # --- the step -------------------------------------------------------------------------------------------------------
 
     def step(self, session: Session, step: Step) -> Answer:
-        """One optimizer step, the one after what is held. Raises Aborted, PeerLost, TrainingDiverged, NotSaved."""
-        stage, data, held, buffers = self._stage, self._data, self._holdings, self._buffers
-        if stage is None or data is None or held is None or buffers is None or held.step != step - 1:
+        """One optimizer step, the one after what is held.
+
+        Raises Aborted, PeerLost, NotSaved; Corrupted and TrainingDiverged, which are in the next report too.
+        """
+        with self._noting(session.generation):
+            return self._step(session, step)
+
+    def _step(self, session: Session, step: Step) -> Answer:
+        stage, data, held, buffers, copies = self._stage, self._data, self._holdings, self._buffers, self._copies
+        if not (stage and data and held and buffers and copies) or held.step != step - 1:
             raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
         generation, progress = session.generation, self._progress
         progress.phase(Phase.COMPUTE, generation, step)
         buffers.zero()
-        sums = stage.run(step)
+        sums = self._computed(session, stage, buffers, step)
         buffers.fold()
         progress.phase(Phase.REDUCE, generation, step)
         data.reduce()
@@ -158,14 +171,18 @@ class Trainer:
         ballot = self._ballot(held, sums if session.seat.tp == 0 else {})
         self._voted = step
         progress.voted(step)
-        answer = self._counted(session.vote(ballot), session.plan.world_size, step)
+        answer = self._counted(session, copies, session.vote(ballot), step)
         self._answer = answer
         progress.passed(answer)
         progress.phase(Phase.UPDATE, generation, step)
         self._apply(held, answer)
         progress.phase(Phase.GATHER, generation, step)
+        saving = self._is_due(step)
+        compared = copies.compare(held) if copies.is_due(step, saving) else None
         data.gather()
-        if self._is_due(step):
+        if compared is not None:
+            compared.finish()
+        if saving:
             progress.phase(Phase.SAVE, generation, step)
             self._save(session)
         return answer
@@ -181,14 +198,27 @@ class Trainer:
             ballot[2 + number] = total / (train.micro_batch_size * train.sequence)
         return ballot
 
-    def _counted(self, total: torch.Tensor, world_size: int, step: Step) -> Answer:
+    def _computed(self, session: Session, stage: StageRunner, buffers: Buffers, step: Step) -> Mapping[int, float]:
+        """Forward and backward of every id; with `recovery.verify`, of one more that another pipeline computes as well."""
+        check = check_of(session.plan, step) if self._spec.recovery.verify == "recompute" else None
+        if check is None:
+            return stage.run(step)
+        twice = Recomputation(session, buffers, check)
+        if twice.is_checker:
+            stage.recompute(step, check.number)
+            twice.note()
+            buffers.zero()
+        sums = stage.run(step, twice.note_first if twice.is_checked else None)
+        twice.compare(step)
+        return sums
+
+    def _counted(self, session: Session, copies: Copies, total: torch.Tensor, step: Step) -> Answer:
         finite, squares, *losses = total.tolist()
-        if finite != world_size or not all(map(isfinite, (squares, *losses))):
-            strange = [f"micro-batch {number}: loss {loss}" for number, loss in enumerate(losses) if not isfinite(loss)]
-            raise TrainingDiverged(
-                f"step {step} gave {'; '.join(strange) or 'a gradient that is not finite'}; "
-                "lower train.learning_rate or train.clip_norm, or lengthen train.warmup_steps"
-            )
+        if finite != session.plan.world_size or not all(map(isfinite, (squares, *losses))):
+            # All see the same sum, so all are here. A flipped bit of the state is likelier than any other reason, once the
+            # copies differ.
+            self._compare_now(copies, step)
+            raise diverged(step, tuple(losses))
         return Answer(step=step, norm=squares**0.5, losses=tuple(losses))
 
     def _apply(self, held: Holdings, answer: Answer) -> None:
@@ -199,6 +229,42 @@ class Trainer:
         adamw(self._spec.train, answer, held.state, held.gradient, held.decayed)
         held.step = answer.step
         held.torn = False
+
+    def _compare_now(self, copies: Copies, step: Step) -> None:
+        assert self._holdings is not None
+        if copies.is_due(step, True):
+            copies.compare(self._holdings).finish()
+
+    @contextmanager
+    def _noting(self, generation: Generation) -> Iterator[None]:
+        """Keep what is found for the report, and leave it where it outlives this process."""
+        try:
+            yield
+        except Found as found:
+            self._found = generation, found.finding
+            if isinstance(found.finding, Disagrees):
+                self._progress.disagrees(found.finding)
+            raise
+
+    # --- damage on purpose ----------------------------------------------------------------------------------------------
+
+    def flip_bit(self, seed: int) -> str:
+        """Flip one bit of what this rank owns or mirrors, drawn from the seed; in words, which. Training thread only.
+
+        Raises ValueError where it holds nothing.
+        """
+        if self._holdings is None or self._holdings.torn:
+            raise ValueError("no state is held here")
+        return flip_bit(self._holdings, seed)
+
+    def spoil_gradient(self, bit: int | None = None) -> str:
+        """Make the first element of this step's gradient NaN, or flip that bit of it; in words, what. Training thread only.
+
+        Raises ValueError where no generation is trained.
+        """
+        if self._buffers is None:
+            raise ValueError("no gradient is computed here")
+        return spoil_gradient(self._buffers, bit)
 
     # --- taking a seat --------------------------------------------------------------------------------------------------
 

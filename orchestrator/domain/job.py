@@ -47,6 +47,10 @@ class Cause(StrEnum):
     NODE_LOST = "node_lost"
     LINK_LOST = "link_lost"
     HANG = "hang"
+    CORRUPTION = "corruption"
+    """Two devices have different bits of the same thing."""
+    NOT_FINITE = "not_finite"
+    """A loss or gradient is NaN or infinite."""
     GROW = "grow"
     SHRINK = "shrink"
 
@@ -59,6 +63,8 @@ class Fault:
     message: str
     at: float
     devices: tuple[Device, ...] = ()
+    signature: str = ""
+    """Where running the step again may show the same: what would be the same."""
 
 
 # --- a generation being built and one being closed -----------------------------------------------------------------------

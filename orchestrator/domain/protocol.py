@@ -99,11 +99,18 @@ class KillRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTest:
+    """Have a new process find out whether a device computes and remembers rightly; answered by SelfTested."""
+
+    device: Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseHost:
     """End every rank and the zygote; the last request."""
 
 
-HostRequest: TypeAlias = OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | CloseHost
+HostRequest: TypeAlias = OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | SelfTest | CloseHost
 
 # --- host -> supervisor --------------------------------------------------------------------------------------------------
 
@@ -181,6 +188,15 @@ class RankFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTested:
+    """message: what was tried, or what came out wrong."""
+
+    device: Device
+    passed: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFailed:
     """The host itself cannot serve (the zygote could not start or died)."""
 
@@ -197,6 +213,7 @@ HostEvent: TypeAlias = (
     | StepsPassed
     | ShardSaved
     | RankFinished
+    | SelfTested
     | HostFailed
 )
 

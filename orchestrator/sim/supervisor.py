@@ -61,7 +61,8 @@ class SimSupervisor:
         self.asleep_until = 0.0
         self.term = world.store.acquire()
         jobs, self._cursor = world.store.load()
-        self._state = State(jobs=jobs, root="/shared")
+        held = {one.device: one for one in world.store.quarantine}
+        self._state = State(jobs=jobs, root="/shared", quarantine=held)
         self._news: list[_News] = []
         self._turn: Timer | None = None
         self._turn_at = 0.0
@@ -122,6 +123,7 @@ class SimSupervisor:
             history=stepped.history,
             steps=stepped.steps,
             nodes=stepped.state.nodes if stepped.nodes_changed else None,
+            quarantine=tuple(stepped.state.quarantine.values()) if stepped.quarantine_changed else None,
             cursor=cursor,
         )
         if commit.is_empty:

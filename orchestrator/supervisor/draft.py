@@ -14,6 +14,8 @@ from orchestrator.domain.protocol import HostRequest
 from orchestrator.domain.status import status_of
 from orchestrator.jobs.transitions import check
 
+from .ward import Ward
+
 MAX_INCIDENTS = 100
 """Kept in a record; older ones stay in the history stream."""
 
@@ -23,7 +25,7 @@ class Draft:
 
     now: wall clock, for people. free_for: devices of living nodes that no other job holds, this job's own included; asked
     each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each living node.
-    root: the folder every node sees.
+    root: the folder every node sees. ward: what is held against devices, of all jobs.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Draft:
         free_for: Callable[[JobId], frozenset[Device]],
         num_devices: Callable[[], Mapping[NodeId, int]],
         root: str,
+        ward: Ward,
     ) -> None:
         self.before = record
         self.record = record
@@ -40,6 +43,7 @@ class Draft:
         self._free_for = free_for
         self._num_devices = num_devices
         self.root = root
+        self.ward = ward
         self.history: list[HistoryEntry] = []
         self.steps: list[StepRecord] = []
         self.effects: dict[EffectId, Effect] = {}
@@ -125,6 +129,7 @@ class Draft:
             listeners={device: at for device, at in self.record.listeners.items() if device.node != node},
             outbox={i: e for i, e in self.record.outbox.items() if not (isinstance(e, CallHost) and e.node == node)},
         )
+        self.ward.forget_tester(self.record.id, node)
 
     def forget_rank(self, device: Device) -> None:
         self.set(

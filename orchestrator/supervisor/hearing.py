@@ -18,6 +18,7 @@ from orchestrator.domain.protocol import (
     RankReady,
     RankReported,
     SeatsPrepared,
+    SelfTested,
     ShardSaved,
     StepsPassed,
 )
@@ -27,6 +28,7 @@ from .draft import Draft
 from .forming import host_opened, rank_ready, seats_prepared
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
 from .stopping import abandon_hosts, host_closed, stop
+from .testing import self_tested
 from .training import shard_saved, steps_passed
 
 
@@ -54,6 +56,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             shard_saved(draft, said.event)
         case RankFinished():
             pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
+        case SelfTested():
+            self_tested(draft, said.event)
         case HostFailed(message=message, log_tail=tail):
             if isinstance(draft.state, Starting) and not draft.record.incidents:
                 stop(draft, Failed(at=draft.now, message=f"the host on {node} failed: {message}", log_tail=tail))

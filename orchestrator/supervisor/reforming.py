@@ -8,11 +8,12 @@ from dataclasses import replace
 from orchestrator.detection.classify import host_fault
 from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import Cause, Closing, Failed, Fault, Incident, Reforming, Running, Starting
+from orchestrator.domain.job import Cause, Closing, Failed, Fault, Incident, Queued, Reforming, Running, Starting
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import CloseGeneration, CloseHost
 from orchestrator.recovery.settle import settle
 
+from .doubting import accuse, found_fault
 from .draft import Draft
 from .forming import at_work, begin_forming, loses_steps, prepare_again, try_form
 from .stopping import stop
@@ -43,6 +44,11 @@ def begin_reform(
             ),
         )
         return
+    last = draft.incident.fault.signature if draft.incident else ""
+    if fault.signature and fault.signature == last:
+        stop(draft, Failed(at=draft.now, message=f"failed twice in the same way: {fault.message}"))
+        return
+    accuse(draft, fault)
     again = isinstance(state, Reforming)
     # Devices lost earlier have new processes by now, which report like everybody else.
     said = {d: r for d, r in (reports or {}).items() if r.generation == generation}
@@ -114,7 +120,7 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
     if isinstance(state, Reforming) and report.generation == state.closing.generation:
         _take_report(draft, report)
     elif (at_it := at_work(draft)) and at_it[0] == report.generation:
-        begin_reform(draft, _link_fault(draft, report), reports={report.device: report})
+        begin_reform(draft, found_fault(draft, report) or _link_fault(draft, report), reports={report.device: report})
     for node in sorted(suspects(draft) & draft.record.unreachable):
         host_lost(draft, node, host_fault(node, "silent, and connections to its ranks broke", draft.now), False)
 
@@ -122,6 +128,7 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
 def rank_exited(draft: Draft, device: Device, report: RankReport, fault: Fault) -> None:
     """A rank's process is gone and its host lives."""
     draft.forget_rank(device)
+    fault = found_fault(draft, report) or fault
     state = draft.state
     if isinstance(state, Running):
         if device in state.plan.seat_of:
@@ -137,13 +144,15 @@ def rank_exited(draft: Draft, device: Device, report: RankReport, fault: Fault) 
         return
     _explain(draft, fault, frozenset({device}))
     if not _lose(draft, frozenset({device}), {device: report}, fault):
+        if report.generation == state.closing.generation:
+            _doubt(draft, report)
         prepare_again(draft, device)
         try_settle(draft)
 
 
 def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) -> None:
     """A host's process is known to have ended, and its ranks with it; or it is given up, and closed once reached."""
-    if not isinstance(draft.state, Running | Starting | Reforming):
+    if not isinstance(draft.state, Queued | Running | Starting | Reforming):
         return  # the job ended with an earlier one
     had = frozenset(device for device in draft.record.pids if device.node == node)
     if not is_gone or node not in draft.record.warm:
@@ -179,6 +188,22 @@ def _explain(draft: Draft, fault: Fault, devices: frozenset[Device]) -> None:
         draft.update_incident(fault=known)
 
 
+def _doubt(draft: Draft, report: RankReport) -> None:
+    """A rank of the generation that closes found worse than why it closes: nothing may be formed on those devices."""
+    fault = found_fault(draft, report)
+    state = draft.state
+    assert isinstance(state, Reforming)
+    if fault is None or fault.cause is not Cause.CORRUPTION:
+        return
+    if state.fault.cause is not Cause.CORRUPTION:
+        known = replace(fault, at=min(fault.at, state.fault.at))
+        draft.become(replace(state, fault=known))
+        draft.update_incident(fault=known)
+    if accuse(draft, fault):
+        for device in fault.devices:
+            _drop_plan_on(draft, device.node)
+
+
 def _lose(draft: Draft, devices: frozenset[Device], reports: Mapping[Device, RankReport], fault: Fault) -> bool:
     """More of them are gone: a second failure closes a formed successor too (True); an unformed one goes on forming."""
     state = draft.state
@@ -212,6 +237,7 @@ def _take_report(draft: Draft, report: RankReport) -> None:
         reports={**state.closing.reports, report.device: report},
     )
     draft.become(replace(state, closing=closing))
+    _doubt(draft, report)
     try_settle(draft)
 
 

@@ -100,7 +100,7 @@ class Supervisor:
         self._term = await self._acquire()
         log.info("lease_acquired", holder=self._holder, term=self._term)
         loaded = await self._world.store.load()
-        self._state = State(jobs=loaded.jobs, root=self._root)
+        self._state = State(jobs=loaded.jobs, root=self._root, quarantine={one.device: one for one in loaded.quarantine})
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_lease())
@@ -168,6 +168,7 @@ class Supervisor:
             history=stepped.history,
             steps=stepped.steps,
             nodes=stepped.state.nodes if stepped.nodes_changed else None,
+            quarantine=tuple(stepped.state.quarantine.values()) if stepped.quarantine_changed else None,
             cursor=cursor,
         )
         if commit.is_empty:
