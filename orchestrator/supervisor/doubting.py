@@ -34,14 +34,14 @@ def found_fault(draft: Draft, report: RankReport) -> Fault | None:
                 cause=Cause.NOT_FINITE,
                 message=report.cause,
                 at=draft.now,
-                signature=f"step {step} is not finite in micro-batches {list(numbers)}",
+                signature=f"not finite: step {step}, micro-batches {list(numbers)}",
             )
         case Disagrees() as found:
             accused = _accused(draft, report, found)
             if not accused:
                 return None
             message = _SAYS[found.about].format(owner=accused[0], mirror=accused[-1])
-            return Fault(cause=Cause.CORRUPTION, message=message, at=draft.now, devices=accused)
+            return Fault(cause=Cause.CORRUPTION, message=message, at=draft.now, devices=accused, is_external=True)
 
 
 def accuse(draft: Draft, fault: Fault) -> bool:
