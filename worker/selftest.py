@@ -1,7 +1,7 @@
 """Whether a device computes and remembers rightly, as far as questions with a known answer can tell. Takes about a second.
 
     matmul    of whole numbers small enough to be exact in fp32, against the same product in integers
-    update    single multiplications, additions, roots and quotients, against the same in fp64, rounded each time
+    single    products, sums, quotients and roots, against the same in fp64, rounded
     memory    patterns written, left, and read again
 
 Each answer comes from another formula than the question, so that one wrong unit does not agree with itself.
@@ -50,7 +50,7 @@ def examine(
     for seed in range(ROUNDS):
         generator = torch.Generator().manual_seed(seed)
         wrong += _matmul(device, tested, generator)
-        wrong += _update(device, tested, generator)
+        wrong += _single(device, tested, generator)
     wrong += _memory(device, memory_bytes)
     return tuple(dict.fromkeys(wrong))
 
@@ -77,19 +77,16 @@ def _matmul(device: torch.device, tested: Arithmetic, generator: torch.Generator
         yield f"{_count(found.double(), expected.double())} elements of a product of matrices are wrong"
 
 
-def _update(device: torch.device, tested: Arithmetic, generator: torch.Generator) -> Iterator[str]:
+def _single(device: torch.device, tested: Arithmetic, generator: torch.Generator) -> Iterator[str]:
     x, y, z = (torch.rand(ELEMENTS, generator=generator) + 0.5 for _ in range(3))
-    on_device = [part.to(device) for part in (x, y, z)]
-    product = tested.multiply(on_device[0], on_device[1])
-    total = tested.add(product, on_device[2])
-    found = tested.divide(total, tested.root(on_device[1].clone())).cpu()
+    a, b, c = (part.to(device) for part in (x, y, z))
+    found = [tested.multiply(a, b), tested.add(a, c), tested.divide(a, c), tested.root(b.clone())]
     # fp64 has more than twice the digits of fp32, so rounding its result gives the one correctly rounded fp32 result.
-    doubled = [part.double() for part in (x, y, z)]
-    product = (doubled[0] * doubled[1]).float().double()
-    total = (product + doubled[2]).float().double()
-    expected = (total / doubled[1].sqrt().float().double()).float()
-    if not torch.equal(found, expected):
-        yield f"{_count(found, expected)} elements of a sequence of single operations are wrong"
+    x, y, z = x.double(), y.double(), z.double()
+    expected = [x * y, x + z, x / z, y.sqrt()]
+    for name, one, other in zip(("products", "sums", "quotients", "roots"), found, expected, strict=True):
+        if wrong := _count(one.cpu(), other.float()):
+            yield f"{wrong} {name} are wrong"
 
 
 def _memory(device: torch.device, num_bytes: int) -> Iterator[str]:

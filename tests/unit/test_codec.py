@@ -17,10 +17,12 @@ from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.effects import Effect
 from orchestrator.domain.events import HistoryEntry, Input, StepRecord
+from orchestrator.domain.generation import RankReport, Settlement
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Failure, JobRecord, JobState, Probing, Succeeded
 from orchestrator.domain.protocol import Envelope, HostEvent, HostRequest, Restore
-from tests import samples
+from orchestrator.domain.quarantine import Quarantine
+from tests import doubts, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -34,6 +36,12 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "steps-1": (StepRecord, samples.STEP_RECORDS),
     "failures-1": (Failure, samples.FAILURES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
+    "doubt-requests-1": (HostRequest, doubts.REQUESTS),
+    "doubt-events-1": (HostEvent, doubts.HOST_EVENTS),
+    "doubt-inputs-1": (Input, doubts.INPUTS),
+    "doubt-reports-1": (RankReport, doubts.REPORTS),
+    "doubt-settlements-1": (Settlement, doubts.SETTLEMENTS),
+    "quarantine-1": (tuple[Quarantine, ...], (doubts.QUARANTINES,)),
 }
 
 
@@ -53,7 +61,8 @@ def test_golden_values_decode_equal_and_are_encoded_as_they_were(name: str) -> N
 def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
-    assert {type(value) for value in values[union]} == set(get_args(union))
+    later = {HostRequest: doubts.REQUESTS, HostEvent: doubts.HOST_EVENTS, Input: doubts.INPUTS}
+    assert {type(value) for value in (*values[union], *later.get(union, ()))} == set(get_args(union))
 
 
 @pytest.mark.parametrize("name", FILES)
