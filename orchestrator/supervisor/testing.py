@@ -17,7 +17,7 @@ from .ward import Ward
 def attend(ward: Ward, drafts: Iterable[Draft], living: frozenset[NodeId]) -> None:
     """Ask for every self-test that nobody has been asked for. living: nodes that are up.
 
-    A job that has a host there is asked first, else one that lacks devices opens one.
+    A job that has a host there is asked first, else one opens a host for it.
     """
     ward.forget_old()
     able = [draft for draft in drafts if _can_test(draft)]
@@ -47,5 +47,4 @@ def _can_test(draft: Draft) -> bool:
 def _tester(able: Iterable[Draft], device: Device) -> Draft | None:
     able = [draft for draft in able if device.node not in draft.record.avoided]
     with_host = [draft for draft in able if device.node in draft.record.hosts]
-    without = [draft for draft in able if isinstance(draft.state, Queued | Reforming)]
-    return next(iter([*with_host, *without]), None)
+    return next(iter([*with_host, *able]), None)

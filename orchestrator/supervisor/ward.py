@@ -36,6 +36,11 @@ class Ward:
         """Devices that no plan may use."""
         return frozenset(device for device, one in self._known.items() if one.is_out)
 
+    @property
+    def awaits_tests(self) -> bool:
+        """Some will be known to be sound, or not, in a moment."""
+        return any(one.standing is Standing.TESTING and one.tester for one in self._known.values())
+
     def strike(self, device: Device, reason: str, job: JobId) -> Quarantine | None:
         """What is held against it now; None where it was out already."""
         before = self._known.get(device)
