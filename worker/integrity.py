@@ -22,7 +22,7 @@ from orchestrator.domain.plan import Pipeline, Plan
 from orchestrator.domain.spec import RecoverySpec
 
 from .digest import digest
-from .parallel.data import Posted, Session
+from .parallel.data import Session
 from .state.buffers import Buffers
 from .state.holdings import Holdings
 
@@ -63,27 +63,22 @@ class Copies:
         """saving: a checkpoint is taken after this step, and only what is agreed on may become one."""
         return self._mirrored and (saving or bool(self._every and step % self._every == 0))
 
-    def compare(self, held: Holdings) -> Comparison:
-        """Send this rank's hash on its way; the answer is waited for by `finish`."""
-        session, cut = self._session, held.owned
+    def compare(self, held: Holdings) -> None:
+        """Raises Corrupted in the mirror of what differs, Aborted, PeerLost."""
+        to, of, cut = self._session.mirror_of, self._session.mirrored, held.owned
         hashes = _hashes(held)
         theirs = torch.zeros(1, dtype=torch.int64, device=hashes.device)
-        sends = [(session.mirror_of, hashes[:1])] if session.mirror_of is not None and cut else []
-        mirrors = session.mirrored is not None and held.gradient.numel() > cut
-        receives = [(session.mirrored, theirs)] if session.mirrored is not None and mirrors else []
-        posted = session.post(sends, receives) if sends or receives else None
-        return Comparison(self, held.step, hashes, theirs if mirrors else None, posted)
-
-    def agreed(self, step: Step, hashes: torch.Tensor) -> None:
-        self._agreed = _Agreed(step, hashes)
-
-    def differs(self, step: Step) -> Corrupted:
-        owner = self._session.mirrored
-        assert owner is not None
-        return Corrupted(
-            Disagrees(rank=owner, about="state"),
-            f"after step {step} this rank's copy of what rank {owner} owns has other bits than rank {owner}'s own",
-        )
+        sends = [(to, hashes[:1])] if to is not None and cut else []
+        receives = [(of, theirs)] if of is not None and held.gradient.numel() > cut else []
+        if sends or receives:
+            self._session.exchange(sends, receives)
+        if receives and not torch.equal(theirs, hashes[1:]):
+            assert of is not None
+            raise Corrupted(
+                Disagrees(rank=of, about="state"),
+                f"after step {held.step} this rank's copy of what rank {of} owns has other bits than rank {of}'s own",
+            )
+        self._agreed = _Agreed(held.step, hashes)
 
     def changed_since(self, held: Holdings) -> Disagrees | None:
         """Where this very step's state was agreed on: whether memory has changed since, which nothing in training does."""
@@ -91,25 +86,6 @@ class Copies:
         if agreed is None or agreed.step != held.step or torch.equal(agreed.hashes, _hashes(held)):
             return None
         return Disagrees(rank=self._session.seat.rank, about="memory")
-
-
-@dataclass(slots=True)
-class Comparison:
-    """One comparison under way. hashes: this rank's; theirs: the owner's, None where this rank mirrors nobody."""
-
-    copies: Copies
-    step: Step
-    hashes: torch.Tensor
-    theirs: torch.Tensor | None
-    posted: Posted | None
-
-    def finish(self) -> None:
-        """Raises Corrupted, Aborted, PeerLost."""
-        if self.posted is not None:
-            self.posted.wait()
-        if self.theirs is not None and not torch.equal(self.theirs, self.hashes[1:]):
-            raise self.copies.differs(self.step)
-        self.copies.agreed(self.step, self.hashes)
 
 
 def _hashes(held: Holdings) -> torch.Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -29,6 +30,7 @@ from orchestrator.domain.spec import JobSpec
 
 from .checkpoint.writer import CheckpointWriter, Snapshot
 from .donation import Donation
+from .faultpoints import faultpoint
 from .integrity import Copies, Found, Recomputation, check_of, diverged
 from .parallel.data import DataAxis, Session
 from .parallel.group import ALONE
@@ -93,6 +95,7 @@ class Trainer:
         plan_buckets = buckets(form.plan, self._profile)
         self._build(session, plan_buckets)
         built = perf_counter()
+        faultpoint("in_restore")
         self._settle(form.restore)
         self._fill(session, plan_buckets, form.restore)
         moved = perf_counter()
@@ -132,6 +135,16 @@ class Trainer:
             found=found or changed,
         )
 
+    def successor(self, progress: Progress) -> Trainer:
+        """One that knows and holds what this one does, for a thread that takes over from one stuck in a transfer.
+
+        It builds everything anew that such a transfer may still write into, which is never what is held.
+        """
+        made = copy(self)
+        made._progress = progress
+        made._buffers = made._stage = made._data = None
+        return made
+
     @property
     def holdings(self) -> Holdings | None:
         """The state in this rank's memory, to look at."""
@@ -165,24 +178,29 @@ class Trainer:
         sums = self._computed(session, stage, buffers, step)
         buffers.fold()
         progress.phase(Phase.REDUCE, generation, step)
+        faultpoint("before_reduce")
         data.reduce()
+        faultpoint("after_reduce")
         data.mirror()
         progress.phase(Phase.VOTE, generation, step)
+        faultpoint("before_vote")
         ballot = self._ballot(held, sums if session.seat.tp == 0 else {})
         self._voted = step
         progress.voted(step)
         answer = self._counted(session, copies, session.vote(ballot), step)
         self._answer = answer
         progress.passed(answer)
+        faultpoint("after_vote")
         progress.phase(Phase.UPDATE, generation, step)
         self._apply(held, answer)
+        faultpoint("after_update")
         progress.phase(Phase.GATHER, generation, step)
-        saving = self._is_due(step)
-        compared = copies.compare(held) if copies.is_due(step, saving) else None
         data.gather()
-        if compared is not None:
-            compared.finish()
-        if saving:
+        faultpoint("after_gather")
+        # Last of all, so that what is saved is what was agreed on.
+        if copies.is_due(step, self._is_due(step)):
+            copies.compare(held)
+        if self._is_due(step):
             progress.phase(Phase.SAVE, generation, step)
             self._save(session)
         return answer
@@ -226,6 +244,7 @@ class Trainer:
         if held.step != answer.step - 1:
             return
         held.torn = True
+        faultpoint("in_update")
         adamw(self._spec.train, answer, held.state, held.gradient, held.decayed)
         held.step = answer.step
         held.torn = False
@@ -233,7 +252,7 @@ class Trainer:
     def _compare_now(self, copies: Copies, step: Step) -> None:
         assert self._holdings is not None
         if copies.is_due(step, True):
-            copies.compare(self._holdings).finish()
+            copies.compare(self._holdings)
 
     @contextmanager
     def _noting(self, generation: Generation) -> Iterator[None]:

@@ -39,4 +39,4 @@ def spoil_gradient(buffers: Buffers, bit: int | None = None) -> str:
 def _flip(flat: torch.Tensor, at: int, bit: int) -> None:
     words = flat.view(torch.int32)
     mask = (1 << bit) - (1 << 32 if bit == 31 else 0)
-    words[at] = int(words[at]) ^ mask
+    words[at] = int(words[at].item()) ^ mask

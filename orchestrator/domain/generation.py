@@ -63,6 +63,7 @@ class RankReport:
     held: None when it has nothing whole (never restored, torn, or dead).
     lost_peer: the rank whose connection broke, when that is why it left; positive evidence against that rank.
     found: what is wrong with the numbers, when that is why it left.
+    stuck: threads of it that nothing gets out of a transfer; its process should be replaced when that costs nothing.
     """
 
     device: Device
@@ -73,6 +74,7 @@ class RankReport:
     lost_peer: Rank | None = None
     cause: str = ""
     found: Finding | None = None
+    stuck: int = 0
 
     @property
     def passed(self) -> Step:
