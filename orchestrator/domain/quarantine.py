@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .ids import Device, JobId
+from .ids import Device, Generation, JobId
 
 
 class Standing(StrEnum):
@@ -19,7 +19,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """What is held against a device. since: wall clock of the last strike; job: whose ranks gave the evidence.
+    """What is held against a device. since: wall clock of the last strike; job, generation: whose ranks gave the evidence.
 
     tester: the job whose host has been asked for the self-test; None until there is one. said: what the test found.
     """
@@ -28,6 +28,7 @@ class Quarantine:
     reason: str
     since: float
     job: JobId
+    generation: Generation = Generation(0)
     strikes: int = 1
     standing: Standing = Standing.TESTING
     tester: JobId | None = None

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.domain.ids import Device, JobId
+from orchestrator.domain.ids import Device, Generation, JobId
 from orchestrator.domain.quarantine import Quarantine, Standing
 
 REMEMBERED_S = 24 * 3600.0
 """A device that passes its self-test and is accused again within this time is not believed a second time."""
 
 
-def struck(known: Quarantine | None, device: Device, reason: str, now: float, job: JobId) -> Quarantine:
-    """One more accusation. Where the device is out already, it is the same trouble told again."""
-    if known is not None and known.is_out:
+def struck(
+    known: Quarantine | None, device: Device, reason: str, now: float, job: JobId, generation: Generation
+) -> Quarantine:
+    """One more accusation. Where the device is out already, or that generation's ranks had said so, it is the same one."""
+    if known is not None and (known.is_out or (known.job, known.generation) == (job, generation)):
         return known
     strikes = 1 if known is None or is_forgotten(known, now) else known.strikes + 1
     standing = Standing.TESTING if strikes == 1 else Standing.HELD
-    return Quarantine(device=device, reason=reason, since=now, job=job, strikes=strikes, standing=standing)
+    return Quarantine(
+        device=device, reason=reason, since=now, job=job, generation=generation, strikes=strikes, standing=standing
+    )
 
 
 def tested(known: Quarantine, passed: bool, message: str) -> Quarantine:

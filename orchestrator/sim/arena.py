@@ -173,9 +173,13 @@ class Arena:
 
     # --- training ---------------------------------------------------------------------------------------------------------
 
-    def _compute_next(self) -> None:
-        self.members = self.form.plan.devices  # donors have done their part
+    def _dismiss_donors(self) -> None:
+        """They have done their part."""
+        self.members = self.form.plan.devices
         self.here = {device: self.here[device] for device in self.members}
+
+    def _compute_next(self) -> None:
+        self._dismiss_donors()
         step = Step(max(rank.memory.step for rank in self.here.values() if rank.memory) + 1)
         if step <= self.spec.train.steps:
             self._each(COMPUTE_S, self._check_gradient, lambda: self._each(BLINK_S, vote, lambda: self._pass(step)))
@@ -216,6 +220,7 @@ class Arena:
 
     def _compare(self) -> None:
         """Each mirror has its owner's hash of this step, taken when the owner had updated."""
+        self._dismiss_donors()
 
         def check(rank: SimRank) -> None:
             owner, memory = self.mirrored[rank.device], rank.memory

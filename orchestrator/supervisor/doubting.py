@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from orchestrator.domain.generation import Disagrees, NotFinite, RankReport
-from orchestrator.domain.ids import Device
+from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.job import Cause, Fault
 from orchestrator.domain.quarantine import Standing
 
@@ -24,8 +24,10 @@ _SAYS = {
 }
 
 
-def found_fault(draft: Draft, report: RankReport) -> Fault | None:
-    """What a report's finding is as a fault; None where it found nothing, or the plan it speaks of is unknown."""
+def found_fault(draft: Draft, report: RankReport, generation: Generation) -> Fault | None:
+    """What a report's finding is as a fault of this generation; None where it found nothing, or speaks of another one."""
+    if report.generation != generation:
+        return None
     match report.found:
         case None:
             return None
@@ -44,11 +46,14 @@ def found_fault(draft: Draft, report: RankReport) -> Fault | None:
             return Fault(cause=Cause.CORRUPTION, message=message, at=draft.now, devices=accused, is_external=True)
 
 
-def accuse(draft: Draft, fault: Fault) -> bool:
-    """Keep the devices of a corruption out of every plan until they are tested; whether any was in use."""
+def accuse(draft: Draft, fault: Fault, generation: Generation) -> bool:
+    """Keep the devices of a corruption out of every plan until they are tested; whether any was in use.
+
+    generation: whose ranks gave the evidence; what they tell again is no second strike.
+    """
     is_new = False
     for device in fault.devices if fault.cause is Cause.CORRUPTION else ():
-        quarantine = draft.ward.strike(device, fault.message, draft.record.id)
+        quarantine = draft.ward.strike(device, fault.message, draft.record.id, generation)
         if quarantine is None:
             continue
         is_new = True

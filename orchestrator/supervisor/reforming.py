@@ -41,7 +41,7 @@ def begin_reform(
     generation, plan, members = _broken(draft)
     if charge(draft, fault, generation, was_formed=at_work(draft) is not None, exited=exited):
         return
-    accuse(draft, fault)
+    accuse(draft, fault, generation)
     again = isinstance(state, Reforming)
     # Devices lost earlier have new processes by now, which report like everybody else.
     said = {d: r for d, r in (reports or {}).items() if r.generation == generation}
@@ -113,7 +113,8 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
     if isinstance(state, Reforming) and report.generation == state.closing.generation:
         _take_report(draft, report)
     elif (at_it := at_work(draft)) and at_it[0] == report.generation:
-        begin_reform(draft, found_fault(draft, report) or _link_fault(draft, report), reports={report.device: report})
+        fault = found_fault(draft, report, at_it[0]) or _link_fault(draft, report)
+        begin_reform(draft, fault, reports={report.device: report})
     for node in sorted(suspects(draft) & draft.record.unreachable):
         host_lost(draft, node, host_fault(node, "silent, and connections to its ranks broke", draft.now), False)
 
@@ -122,7 +123,8 @@ def rank_exited(draft: Draft, exited: RankExited, fault: Fault) -> None:
     """A rank's process is gone and its host lives."""
     device, gone, said = exited.device, frozenset({exited.device}), {exited.device: exited.report}
     draft.forget_rank(device)
-    fault = found_fault(draft, exited.report) or fault
+    if at_it := at_work(draft):
+        fault = found_fault(draft, exited.report, at_it[0]) or fault
     state = draft.state
     if isinstance(state, Running):
         if device in state.plan.seat_of:
@@ -194,16 +196,16 @@ def _explain(draft: Draft, fault: Fault, devices: frozenset[Device], exited: Ran
 
 def _doubt(draft: Draft, report: RankReport) -> None:
     """A rank of the generation that closes found worse than why it closes: nothing may be formed on those devices."""
-    fault = found_fault(draft, report)
     state = draft.state
     assert isinstance(state, Reforming)
-    if report.generation != state.closing.generation or fault is None or fault.cause is not Cause.CORRUPTION:
+    fault = found_fault(draft, report, state.closing.generation)
+    if state.closing.settlement is not None or fault is None or fault.cause is not Cause.CORRUPTION:
         return
     if state.fault.cause is not Cause.CORRUPTION:
         known = replace(fault, at=min(fault.at, state.fault.at))
         draft.become(replace(state, fault=known))
         draft.update_incident(fault=known)
-    if accuse(draft, fault):
+    if accuse(draft, fault, state.closing.generation):
         for device in fault.devices:
             _drop_plan_on(draft, device.node)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orchestrator.domain.ids import Device, JobId, NodeId
+from orchestrator.domain.ids import Device, Generation, JobId, NodeId
 from orchestrator.domain.protocol import SelfTested
 from orchestrator.domain.quarantine import Quarantine, Standing
 from orchestrator.recovery.quarantine import is_forgotten, struck, tested
@@ -41,10 +41,10 @@ class Ward:
         """Some will be known to be sound, or not, in a moment."""
         return any(one.standing is Standing.TESTING and one.tester for one in self._known.values())
 
-    def strike(self, device: Device, reason: str, job: JobId) -> Quarantine | None:
-        """What is held against it now; None where it was out already."""
+    def strike(self, device: Device, reason: str, job: JobId, generation: Generation) -> Quarantine | None:
+        """What is held against it now; None where that is nothing new."""
         before = self._known.get(device)
-        after = struck(before, device, reason, self._now, job)
+        after = struck(before, device, reason, self._now, job, generation)
         self._known[device] = after
         return after if after != before else None
 
