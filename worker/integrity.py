@@ -11,36 +11,19 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 
-from orchestrator.domain.errors import EverstepError
-from orchestrator.domain.generation import Disagrees, Finding, NotFinite
+from orchestrator.domain.generation import Disagrees
 from orchestrator.domain.ids import Rank, Step
 from orchestrator.domain.plan import Pipeline, Plan
 from orchestrator.domain.spec import RecoverySpec
 
 from .digest import digest
+from .findings import Corrupted
 from .parallel.data import Session
 from .state.buffers import Buffers
 from .state.holdings import Holdings
-
-
-class Found(EverstepError):
-    """Something is wrong with the numbers; the generation cannot go on."""
-
-    def __init__(self, finding: Finding, message: str) -> None:
-        super().__init__(message)
-        self.finding = finding
-
-
-class Corrupted(Found):
-    """This rank and another have different bits of the same thing."""
-
-
-class TrainingDiverged(Found):
-    """A loss or gradient is not finite. Where running the step again gives the same, it is the training itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +163,3 @@ def _kind(device: torch.device) -> torch.Tensor:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     words = f"{torch.__version__} {device.type} {name} {torch.get_num_threads()}"
     return torch.tensor([zlib.crc32(words.encode())], dtype=torch.int64, device=device)
-
-
-# --- what is not a number ------------------------------------------------------------------------------------------------
-
-
-def diverged(step: Step, losses: tuple[float, ...]) -> TrainingDiverged:
-    """losses: of each micro-batch id, whether finite or not."""
-    micro_batches = tuple(number for number, loss in enumerate(losses) if not isfinite(loss))
-    strange = [f"micro-batch {number}: loss {losses[number]}" for number in micro_batches]
-    return TrainingDiverged(
-        NotFinite(step=step, micro_batches=micro_batches),
-        f"step {step} gave {'; '.join(strange) or 'a gradient that is not finite'}; "
-        "lower train.learning_rate or train.clip_norm, or lengthen train.warmup_steps",
-    )

@@ -1,7 +1,8 @@
 """One rank's mathematics: a trainer restores a generation's state, runs optimizer steps, and afterwards tells the truth.
 
     step   zero -> forward, backward -> reduce to owners -> pass on to the mirror -> VOTE -> update -> gather -> (save)
-                                                                                     `- passed: the step is committed
+            ^                                                                        |`- passed: the step is committed
+            `---- exact mode, where the scale did not fit: everybody runs it again --'
 
 It lives as long as its process; connections come and go with generations. It never decides what was committed: it votes,
 reports, and is told.
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import assert_never
@@ -31,8 +31,10 @@ from orchestrator.domain.spec import JobSpec
 from .checkpoint.writer import CheckpointWriter, Snapshot
 from .donation import Donation
 from .faultpoints import faultpoint
-from .integrity import Copies, Found, Recomputation, check_of, diverged
+from .findings import Found, TrainingDiverged
+from .integrity import Copies, Recomputation, check_of
 from .parallel.data import DataAxis, Session
+from .parallel.gradients import Gradients, gradients_of
 from .parallel.group import ALONE
 from .parallel.optimizer import adamw
 from .parallel.pipeline import StageRunner
@@ -73,6 +75,8 @@ class Trainer:
         self._answer: Answer | None = None
         self._holdings: Holdings | None = None
         self._buffers: Buffers | None = None
+        self._gradients: Gradients | None = None
+        self._maxima: tuple[float, ...] = ()  # what was voted on the step held, as every rank of the generation knows it
         self._stage: StageRunner | None = None
         self._data: DataAxis | None = None
         self._copies: Copies | None = None
@@ -99,8 +103,8 @@ class Trainer:
         self._settle(form.restore)
         self._fill(session, plan_buckets, form.restore)
         moved = perf_counter()
-        assert self._buffers is not None and self._holdings is not None
-        self._data = DataAxis(session, plan_buckets, self._buffers, self._holdings)
+        assert self._buffers is not None and self._gradients is not None and self._holdings is not None
+        self._data = DataAxis(session, plan_buckets, self._buffers, self._gradients, self._holdings)
         self._data.gather()
         gathered = perf_counter()
         self._copies = Copies(session, self._spec.recovery)
@@ -169,26 +173,37 @@ class Trainer:
             return self._step(session, step)
 
     def _step(self, session: Session, step: Step) -> Answer:
-        stage, data, held, buffers, copies = self._stage, self._data, self._holdings, self._buffers, self._copies
-        if not (stage and data and held and buffers and copies) or held.step != step - 1:
+        stage, data, held, gradients, copies = self._stage, self._data, self._holdings, self._gradients, self._copies
+        if not (stage and data and held and gradients and copies) or held.step != step - 1:
             raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
         generation, progress = session.generation, self._progress
-        progress.phase(Phase.COMPUTE, generation, step)
-        buffers.zero()
-        sums = self._computed(session, stage, buffers, step)
-        buffers.fold()
-        progress.phase(Phase.REDUCE, generation, step)
-        faultpoint("before_reduce")
-        data.reduce()
-        faultpoint("after_reduce")
-        data.mirror()
-        progress.phase(Phase.VOTE, generation, step)
-        faultpoint("before_vote")
-        ballot = self._ballot(held, sums if session.seat.tp == 0 else {})
-        self._voted = step
-        progress.voted(step)
-        answer = self._counted(session, copies, session.vote(ballot), step)
-        self._answer = answer
+        gradients.begin(self._maxima)
+        answer = None
+        while answer is None:
+            progress.phase(Phase.COMPUTE, generation, step)
+            with gradients.adding_up():
+                losses = self._computed(session, stage, step)
+            progress.phase(Phase.REDUCE, generation, step)
+            faultpoint("before_reduce")
+            data.reduce()
+            faultpoint("after_reduce")
+            data.mirror()
+            progress.phase(Phase.VOTE, generation, step)
+            faultpoint("before_vote")
+            ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
+            self._vote_for(step)
+            total = session.vote(ballot, gradients.num_maxima)
+            try:
+                answer = gradients.answer(total, session.plan.world_size, step)
+            except TrainingDiverged:
+                # All see the same sum, so all are here: where copies differ, flipped bits of the state are the reason.
+                self._compare_now(copies, step)
+                raise
+            if answer is None:
+                # Everybody sees the same and runs it again. Somebody who left without having seen it still says that it
+                # voted: should a later pass be committed, it has voted in that one too, with that one's gradients.
+                self._vote_for(Step(step - 1))
+        self._answer, self._maxima = answer, answer.maxima
         progress.passed(answer)
         faultpoint("after_vote")
         progress.phase(Phase.UPDATE, generation, step)
@@ -205,39 +220,24 @@ class Trainer:
             self._save(session)
         return answer
 
-    def _ballot(self, held: Holdings, sums: Mapping[int, float]) -> torch.Tensor:
-        """fp64: [ranks whose gradients are finite, squared norm of what is owned, mean loss of each micro-batch id]."""
-        train = self._spec.train
-        ballot = torch.zeros(2 + train.micro_batches, dtype=torch.float64)
-        gradient = held.gradient[: held.owned].double()
-        ballot[1] = torch.dot(gradient, gradient)
-        ballot[0] = float(isfinite(float(ballot[1])))
-        for number, total in sums.items():
-            ballot[2 + number] = total / (train.micro_batch_size * train.sequence)
-        return ballot
-
-    def _computed(self, session: Session, stage: StageRunner, buffers: Buffers, step: Step) -> Mapping[int, float]:
+    def _computed(self, session: Session, stage: StageRunner, step: Step) -> Mapping[int, float]:
         """Forward and backward of every id; with `recovery.verify`, of one more that another pipeline computes as well."""
         check = check_of(session.plan, step) if self._spec.recovery.verify == "recompute" else None
         if check is None:
             return stage.run(step)
-        twice = Recomputation(session, buffers, check)
+        assert self._buffers is not None
+        twice = Recomputation(session, self._buffers, check)
         if twice.is_checker:
             stage.recompute(step, check.number)
             twice.note()
-            buffers.zero()
-        sums = stage.run(step, twice.note_first if twice.is_checked else None)
+            self._buffers.zero()
+        losses = stage.run(step, twice.note_first if twice.is_checked else None)
         twice.compare(step)
-        return sums
+        return losses
 
-    def _counted(self, session: Session, copies: Copies, total: torch.Tensor, step: Step) -> Answer:
-        finite, squares, *losses = total.tolist()
-        if finite != session.plan.world_size or not all(map(isfinite, (squares, *losses))):
-            # All see the same sum, so all are here. A flipped bit of the state is likelier than any other reason, once the
-            # copies differ.
-            self._compare_now(copies, step)
-            raise diverged(step, tuple(losses))
-        return Answer(step=step, norm=squares**0.5, losses=tuple(losses))
+    def _vote_for(self, step: Step) -> None:
+        self._voted = step
+        self._progress.voted(step)
 
     def _apply(self, held: Holdings, answer: Answer) -> None:
         """Bring what is held from the step before the answer's to the answer's; nothing to do where it is there already."""
@@ -293,6 +293,8 @@ class Trainer:
         if self._buffers is None or self._buffers.shape != shape:
             used = [bucket for bucket in plan_buckets if seat.rank in bucket.shares]
             self._buffers = Buffers(self._profile, shape, used, DTYPES[self._spec.train.dtype], self._device)
+            self._gradients = gradients_of(self._spec.train, self._profile, self._buffers)
+        assert self._gradients is not None
         # The module is bound to the generation's tp group; it owns no tensors, so making it anew is cheap.
         module = self._program.build(self._spec, shape.first, shape.last, session.tp, self._buffers.leaves)
         self._stage = StageRunner(
@@ -304,6 +306,7 @@ class Trainer:
             tokens=self._tokens,
             device=self._device,
             progress=self._progress,
+            collect=self._gradients.collect,
         )
 
     def _settle(self, restore: Restore) -> None:
@@ -315,6 +318,9 @@ class Trainer:
         elif held is not None and not held.torn and answer is not None and self._voted == step == answer.step:
             self._apply(held, answer)
         self._voted = step
+        # From the order alone: a rank's own memory of an answer that others lack would give it another scale.
+        known = restore.checkpoint.answer if isinstance(restore, FromCheckpoint) else answer
+        self._maxima = known.maxima if known is not None and known.step == step else ()
         if answer is not None or self._answer is None or self._answer.step != step:
             self._answer = answer
 
@@ -345,7 +351,8 @@ class Trainer:
 
     def _save(self, session: Session) -> None:
         assert self._holdings is not None
-        self._writer.save(Snapshot.of(self._holdings, session.generation))
+        answer = self._answer if self._answer is not None and self._answer.step == self._holdings.step else None
+        self._writer.save(Snapshot.of(self._holdings, session.generation, answer))
         if self._holdings.step == self._spec.train.steps:
             self._writer.finish()  # there is no next step to hide it behind, nor one that would try again
 

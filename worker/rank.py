@@ -50,7 +50,7 @@ from orchestrator.domain.protocol import (
 from .donation import Donation
 from .faultpoints import faultpoint
 from .faults import Faults
-from .integrity import Found
+from .findings import Found
 from .loop import Trainer
 from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_order, said_frame
 from .page import PageWriter

@@ -46,6 +46,7 @@ class SimRank:
         self.agreed: tuple[Generation, Step, frozenset[Flip]] | None = None
         """What it held when its copies last agreed."""
         self.stuck = 0
+        self.raised = ""
         self._when_thawed: list[Callable[[], None]] = []
         self.armed: dict[str, Callable[[], None]] = {}
         """What happens on purpose at a fault point, once."""

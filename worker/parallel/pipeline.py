@@ -31,6 +31,7 @@ class StageRunner:
     """Runs `module`, this seat's stage, on the micro-batch ids of its pipeline.
 
     tokens: the whole text, uint8; every rank has it, the first stage reads inputs and the last one targets.
+    collect: called with each micro-batch's id after its backward.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class StageRunner:
         tokens: torch.Tensor,
         device: torch.device,
         progress: Progress,
+        collect: Callable[[int], None],
     ) -> None:
         self._train = train
         self._module = module
@@ -54,11 +56,12 @@ class StageRunner:
         self._num_samples = num_samples(tokens, train.sequence)
         self._device = device
         self._progress = progress
+        self._collect = collect
         self._scale = 1.0 / (train.micro_batches * train.micro_batch_size * train.sequence)
         self._sums: list[torch.Tensor] = []
         self._running: Sequence[int] = self._ids
         self._begun = 0
-        self._after_backward: Callable[[int], None] | None = None
+        self._done: Callable[[int], None] = collect
         self._num_stages, self._stage, self._pp = len(pipeline.stages), seat.stage, pp
         self._schedule: Schedule1F1B | None = None
         self._single: ScheduleGPipe | None = None
@@ -71,30 +74,39 @@ class StageRunner:
         self._hook.remove()
         self._schedule = self._single = None
 
-    def run(self, step: Step, after_backward: Callable[[int], None] | None = None) -> dict[int, float]:
-        """Gradients are added to the leaves'. Returns, on the last stage, id -> summed loss of that micro-batch's tokens.
+    def run(self, step: Step, notice: Callable[[int], None] | None = None) -> dict[int, float]:
+        """Gradients are added to the leaves'. Returns, on the last stage, id -> mean loss of that micro-batch's tokens.
 
-        after_backward: called with each id once its gradients have been added. Raises Aborted, PeerLost, and whatever the
+        notice: called with each id after its backward, before `collect` is. Raises Aborted, PeerLost, and whatever the
         program raises.
         """
-        self._pass(step, self._ids, self._schedule, after_backward)
-        return dict(zip(self._ids, torch.stack(self._sums).tolist(), strict=True)) if self._is_last else {}
+
+        def done(number: int) -> None:
+            if notice is not None:
+                notice(number)
+            self._collect(number)
+
+        self._pass(step, self._ids, self._schedule, done)
+        if not self._is_last:
+            return {}
+        tokens = self._train.micro_batch_size * self._train.sequence
+        return {number: total / tokens for number, total in zip(self._ids, torch.stack(self._sums).tolist(), strict=True)}
 
     def recompute(self, step: Step, number: int) -> None:
-        """Forward and backward of one id, which need not be of this pipeline; every rank of the pipeline calls this."""
+        """Add to the leaves' gradients those of one id, of any pipeline, and no more; every rank of this one calls it."""
         if self._single is None and self._num_stages > 1:
             self._single = ScheduleGPipe(self._piped(), 1, loss_fn=self._loss, scale_grads=False)
-        self._pass(step, (number,), self._single, None)
+        self._pass(step, (number,), self._single, lambda _: None)
 
     def _pass(
         self,
         step: Step,
         numbers: Sequence[int],
         schedule: Schedule1F1B | ScheduleGPipe | None,
-        after_backward: Callable[[int], None] | None,
+        done: Callable[[int], None],
     ) -> None:
         self._sums.clear()
-        self._running, self._begun, self._after_backward = numbers, 0, after_backward
+        self._running, self._begun, self._done = numbers, 0, done
         inputs, targets = self._data(step, numbers)
         ids = torch.tensor(numbers, dtype=torch.int64)
         steps = torch.full_like(ids, step)
@@ -109,19 +121,14 @@ class StageRunner:
                 )
             else:
                 parts = (t.chunk(len(numbers)) for t in (inputs, targets, ids, steps))
-                for place, (x, target, number, at) in enumerate(zip(*parts, strict=True)):
+                for x, target, number, at in zip(*parts, strict=True):
                     self._loss(self._module(x, ids=number, step=at), target).backward()  # type: ignore[no-untyped-call]
-                    self._done(place)
+                    done(int(number))
 
     def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         total = self._module.loss(output, target)
         self._sums.append(total.detach())
         return total * self._scale
-
-    def _done(self, place: int) -> None:
-        """The backward of the id at this place among those running is through."""
-        if self._after_backward is not None:
-            self._after_backward(self._running[place])
 
     def _data(self, step: Step, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """inputs and targets of these ids, (ids * B, T) each; empty where this stage needs neither."""
@@ -143,14 +150,14 @@ class StageRunner:
         self._progress.micro_batch(self._running[self._begun])
         self._begun += 1
 
-    def _piped(self) -> _Piped:
+    def _piped(self) -> _CollectingStage:
         """Shapes are given up front, so that stages exchange none."""
         module, train = self._module, self._train
         tokens = torch.empty(train.micro_batch_size, train.sequence, dtype=torch.int64, device="meta")
         hidden = torch.empty(module.hidden_shape, dtype=module.hidden_dtype, device="meta", requires_grad=True)
         logits = torch.empty(module.logits_shape, dtype=module.hidden_dtype, device="meta", requires_grad=True)
-        return _Piped(
-            self._done,
+        return _CollectingStage(
+            lambda chunk: self._done(self._running[chunk]),
             module,
             self._stage,
             self._num_stages,
@@ -161,16 +168,16 @@ class StageRunner:
         )
 
 
-class _Piped(PipelineStage):
-    """torch's stage, which also says when the backward of a micro-batch is through."""
+class _CollectingStage(PipelineStage):
+    """collect: called with the number of each chunk that has been backward."""
 
-    def __init__(self, done: Callable[[int], None], *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._done = done
+    def __init__(self, collect: Callable[[int], None], *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._collect = collect
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        self._done(bwd_chunk_id)
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **settings: Any) -> None:
+        super().backward_one_chunk(bwd_chunk_id, *args, **settings)
+        self._collect(bwd_chunk_id)
 
 
 @contextmanager
