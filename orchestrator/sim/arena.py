@@ -126,10 +126,10 @@ class Arena:
             raise Violation(f"generation {self.generation} restores from {restore.checkpoint}, which was never committed")
         if isinstance(restore, FromMemory):
             self._check_moves(restore)
-        if not isinstance(restore, FromSeed) and self.step:
-            self._check_answer(restore)
             # Now, because a source that has restored holds something else.
             self._sources = {device: memory for device, rank in self.here.items() if (memory := rank.memory)}
+        if not isinstance(restore, FromSeed) and self.step:
+            self._check_answer(restore)
         compares = isinstance(restore, FromMemory) and self._saves(self.step) and bool(self.mirrored)
         self._each(BLINK_S, self._restored, self._compare if compares else self._compute_next)
 
@@ -168,16 +168,17 @@ class Arena:
             self._finish(rank)
 
     def _brought(self, device: Device) -> frozenset[Flip]:
-        """Flipped bits come along with what they are in."""
-        if not isinstance(self.form.restore, FromMemory):
+        """Flipped bits come along with what they are in, moved or kept."""
+        restore = self.form.restore
+        if not isinstance(restore, FromMemory):
             return frozenset()
-        return frozenset(
-            flip
-            for move in self.form.restore.moves
-            if move.target == device
-            for flip in self._sources[move.source].wrong
-            if flip.is_in((move.interval,))
-        )
+        moves = [move for move in restore.moves if move.target == device]
+        moved = {flip for move in moves for flip in self._sources[move.source].wrong if flip.is_in((move.interval,))}
+        own = self._sources.get(device)
+        if own is not None and own.step == restore.step:
+            arrived, held = [move.interval for move in moves], self.layout.held(device)
+            moved |= {flip for flip in own.wrong if flip.is_in(held) and not flip.is_in(arrived)}
+        return frozenset(moved)
 
     # --- training ---------------------------------------------------------------------------------------------------------
 

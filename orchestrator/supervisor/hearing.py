@@ -64,10 +64,11 @@ def host_said(draft: Draft, said: HostSaid) -> None:
         case FaultCarriedOut():
             fault_carried_out(draft, said.event)
         case HostFailed(message=message, log_tail=tail):
-            if isinstance(draft.state, Starting) and not draft.record.incidents:
+            fault = host_failure(node, said.event, draft.now)
+            if isinstance(draft.state, Starting) and not draft.record.incidents and not fault.is_external:
                 stop(draft, Failed(at=draft.now, message=f"the host on {node} failed: {message}", log_tail=tail))
             else:
-                _host_seen_lost(draft, node, host_failure(node, said.event, draft.now), False)
+                _host_seen_lost(draft, node, fault, False)
         case _:
             assert_never(said.event)
 
