@@ -65,6 +65,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             fault_carried_out(draft, said.event)
         case HostFailed(message=message, log_tail=tail):
             fault = host_failure(node, said.event, draft.now)
+            # What somebody did to a host that starts is not the program's doing: then another node is tried.
             if isinstance(draft.state, Starting) and not draft.record.incidents and not fault.is_external:
                 stop(draft, Failed(at=draft.now, message=f"the host on {node} failed: {message}", log_tail=tail))
             else:
