@@ -34,6 +34,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "history-1": (HistoryEntry, samples.HISTORY),
     "steps-1": (StepRecord, samples.STEP_RECORDS),
     "failures-1": (Failure, samples.FAILURES),
+    "exact-1": (Restore, samples.EXACT_RESTORES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
     "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
 }
