@@ -36,6 +36,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "history-1": (HistoryEntry, samples.HISTORY),
     "steps-1": (StepRecord, samples.STEP_RECORDS),
     "failures-1": (Failure, samples.FAILURES),
+    "exact-1": (Restore, samples.EXACT_RESTORES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
     "doubt-requests-1": (HostRequest, doubts.REQUESTS),
     "doubt-events-1": (HostEvent, doubts.HOST_EVENTS),

@@ -21,7 +21,7 @@ from orchestrator.domain.ids import Step
 from orchestrator.domain.profile import Profile, exact_groups
 from orchestrator.domain.spec import TrainSpec
 
-from ..exact import Scale, SquareSum, add_quantised, deterministic_kernels, largest, to_float
+from ..exact import Quantiser, Scale, SquareSum, deterministic_kernels, to_float
 from ..findings import TrainingDiverged
 from ..state.buffers import Buffers
 
@@ -128,6 +128,7 @@ class ExactGradients:
         # Each use of a tied line and each tp rank of a replicated one adds its own integer.
         self._contributions = train.micro_batches * self._tp * max(len(layers) for layers in groups)
         self._runs = [(number[run.layers], run.of(buffers.gradient), run.into_of(self.flat)) for run in buffers.runs]
+        self._quantiser = Quantiser(self.flat.device)
         self._peaks = torch.zeros(train.micro_batches, len(self._runs), device=self.flat.device)
         self._begin_with((0.0,) * self.num_maxima)
         self._passes = self._strange = 0
@@ -149,9 +150,7 @@ class ExactGradients:
         """The leaves' gradients are zero afterwards."""
         peaks = self._peaks[micro_batch]
         for column, (group, gradient, total) in enumerate(self._runs):
-            largest(gradient, peaks[column])
-            add_quantised(total, gradient, self._scale.shifts[group])
-        self._buffers.gradient.zero_()
+            self._quantiser.move(gradient, total, self._scale.shifts[group], peaks[column])
 
     def complete(self, out: torch.Tensor, addends: Sequence[torch.Tensor], layers: tuple[int, ...]) -> None:
         total = addends[0]
