@@ -20,6 +20,7 @@ from orchestrator.domain.protocol import (
     RankReady,
     RankReported,
     SeatsPrepared,
+    SelfTested,
     ShardSaved,
     StepsPassed,
 )
@@ -31,6 +32,7 @@ from .forming import host_opened, rank_ready, seats_prepared
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
 from .sparing import give_up_slow_spares, spare_exited, spare_prepared
 from .stopping import abandon_hosts, host_closed, stop
+from .testing import self_tested
 from .training import shard_saved, steps_passed
 
 
@@ -59,6 +61,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             shard_saved(draft, said.event)
         case RankFinished():
             pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
+        case SelfTested():
+            self_tested(draft, said.event)
         case FaultCarriedOut():
             fault_carried_out(draft, said.event)
         case HostFailed(message=message, log_tail=tail):

@@ -79,7 +79,9 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
             options = [trusted - reserved(draft, nodes, trusted), trusted]
         case Running(plan=plan):
             considered = considered | set(plan.devices)
-            options = [trusted - draft.spare_devices] if record.target is None else []
+            # One larger plan once all tests have ended, not one after each.
+            can_grow = record.target is None and not draft.ward.awaits_tests
+            options = [trusted - draft.spare_devices] if can_grow else []
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
             if draft.incident and draft.incident.rung is Rung.REPLAN_ALL:
