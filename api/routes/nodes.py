@@ -55,7 +55,7 @@ async def _kill_node(desk: Desk, name: NodeId) -> views.AcceptedView:
     known = {item.id: item for item in await desk.nodes()}
     if name not in known:
         raise not_found(f"node {name!r} is unknown; nodes: {', '.join(known) or 'none'}")
-    if known[name].status is not NodeStatus.UP:
+    if known[name].status is NodeStatus.LOST:
         raise conflict(f"node {name} is {known[name].status.value} already")
     command = await desk.command(FaultRequested(fault=FaultKind.KILL_NODE, node=name))
     return views.AcceptedView(id=command, message=f"node {name} is being killed")

@@ -34,6 +34,8 @@ KINDS: dict[str, DeviceKind] = {
 
 class NodeStatus(StrEnum):
     UP = "UP"
+    UNREACHABLE = "UNREACHABLE"
+    """Silent, which is no evidence: what trains there trains on, nothing new is placed there."""
     LOST = "LOST"
 
 

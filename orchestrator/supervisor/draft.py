@@ -21,9 +21,9 @@ MAX_INCIDENTS = 100
 class Draft:
     """Mutable, and alive for one kernel step only.
 
-    now: wall clock, for people. free_for: devices of living nodes that no other job holds, this job's own included; asked
-    each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each living node.
-    root: the folder every node sees.
+    now: wall clock, for people. free_for: devices of reachable nodes that no other job holds, this job's own included;
+    asked each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each node that
+    is not lost. root: the folder every node sees.
     """
 
     def __init__(

@@ -198,7 +198,7 @@ class _Cycle:
         return self.drafts[job]
 
     def _num_devices(self) -> dict[NodeId, int]:
-        return {node.id: node.num_devices for node in self.nodes or () if node.status is NodeStatus.UP}
+        return {node.id: node.num_devices for node in self.nodes or () if node.status is not NodeStatus.LOST}
 
     def _free_for(self, job: JobId) -> frozenset[Device]:
         if self.nodes is None:  # what it holds is all that it is known to have

@@ -72,7 +72,8 @@ def want_devices(draft: Draft, kinds: Mapping[NodeId, str]) -> None:
             options = [trusted]
         case Running(plan=plan):
             considered = considered | set(plan.devices)
-            options = [trusted] if record.target is None else []
+            # While a part of it cannot be reached, whatever were planned from the rest would be no larger.
+            options = [trusted] if record.target is None and usable >= set(plan.devices) else []
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
         case _:
@@ -98,8 +99,10 @@ def _grow_if_warm(draft: Draft) -> None:
     if record.target is None or not isinstance(state, Running):
         return
     needed = {*state.plan.nodes, *record.target.nodes}
-    if not draft.usable >= set(record.target.devices):
+    if not set(record.target.nodes) <= set(draft.num_devices):
         draft.set(target=None)
+    elif not draft.usable >= set(record.target.devices):
+        return  # a part of it is silent just now
     elif record.warm >= needed and not record.unreachable & needed:  # what trains is never closed for one that cannot form
         fault = Fault(cause=Cause.GROW, message=f"a larger plan is ready: {record.target.describe()}", at=draft.now)
         begin_reform(draft, fault, target=record.target)
