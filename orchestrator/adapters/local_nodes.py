@@ -29,6 +29,8 @@ from .ray_node import GCS, HEAD, HeadOrder, NodeOrder, Order, Report, Started, a
 from .redis_clients import RedisAddress
 
 LOOPBACK = "127.0.0.1"
+LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+"""What Ray takes for a label's name and value."""
 START_S = 60.0
 _KILL_S = 5.0
 
@@ -40,6 +42,7 @@ class NodeSpec:
 
     kind: str
     num_devices: int
+    labels: Mapping[str, str] = field(default_factory=dict)
     address: str = LOOPBACK
     prefix: tuple[str, ...] = ()
 
@@ -49,6 +52,7 @@ class KnownNode:
     kind: str
     num_devices: int
     raylet: ProcessId
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +146,8 @@ class LocalNodes:
 
     # --- NodeProvider -----------------------------------------------------------------------------------------------------
 
-    async def add(self, kind: str, num_devices: int) -> NodeId:
-        return (await asyncio.to_thread(self._add, kind, num_devices))[0]
+    async def add(self, kind: str, num_devices: int, labels: Mapping[str, str] | None = None) -> NodeId:
+        return (await asyncio.to_thread(self._add, NodeSpec(kind, num_devices, labels or {})))[0]
 
     async def kill(self, node: NodeId) -> None:
         await asyncio.to_thread(self.kill_now, node)
@@ -162,11 +166,11 @@ class LocalNodes:
 
     # ----------------------------------------------------------------------------------------------------------------------
 
-    def _add(self, kind: str, num_devices: int) -> Sequence[NodeId]:
+    def _add(self, spec: NodeSpec) -> Sequence[NodeId]:
         registry = self.registry()
         if not registry.address:
             raise Unavailable("no local cluster runs from this state directory; start it first")
-        return self._launch(registry, [NodeSpec(kind, num_devices)], None)
+        return self._launch(registry, [spec], None)
 
     def _launch(self, registry: Registry, specs: Sequence[NodeSpec], head: HeadOrder | None) -> Sequence[NodeId]:
         with exclusively(self._lock):
@@ -183,12 +187,15 @@ class LocalNodes:
                         num_devices=spec.num_devices,
                         address=spec.address,
                         prefix=spec.prefix,
+                        labels=spec.labels,
                     )
                 )
             order = Order(gcs=registry.address, temp_dir=str(self.environment.temp_dir), head=head, nodes=tuple(orders))
             started = self._run(order)
             nodes = {
-                NodeId(one.name): KnownNode(kind=one.kind, num_devices=one.num_devices, raylet=started[one.name].process)
+                NodeId(one.name): KnownNode(
+                    kind=one.kind, num_devices=one.num_devices, raylet=started[one.name].process, labels=one.labels
+                )
                 for one in orders
             }
             if head is not None:
@@ -237,11 +244,26 @@ def _login(storage: RedisAddress | None) -> dict[str, str]:
 
 
 def parse_nodes(text: str) -> tuple[NodeSpec, ...]:
-    """`A100:2,H100:2`: kind and number of devices of each node. Raises EverstepError."""
+    """`A100:2@r1,H100:2@rack=r2+switch=s1`: kind, number of devices and labels of each node. Raises EverstepError.
+
+    A label without a name is the rack.
+    """
     specs = []
     for part in text.split(","):
-        kind, _, count = part.strip().partition(":")
+        size, at, labels = part.strip().partition("@")
+        kind, _, count = size.partition(":")
         if not kind or not (count or "1").isdigit() or not int(count or "1"):
             raise EverstepError(f"{part!r} is not KIND:DEVICES; write A100:2,H100:2, for example")
-        specs.append(NodeSpec(kind, int(count or "1")))
+        specs.append(NodeSpec(kind, int(count or "1"), _labels(part, labels) if at else {}))
     return tuple(specs)
+
+
+def _labels(part: str, text: str) -> dict[str, str]:
+    found = {}
+    for label in text.split("+"):
+        before, equals, after = label.partition("=")
+        name, value = (before, after) if equals else ("rack", before)
+        if not LABEL.fullmatch(name) or not LABEL.fullmatch(value):
+            raise EverstepError(f"{part!r} has a label that is not NAME=VALUE; write A100:2@rack=r1, for example")
+        found[name] = value
+    return found

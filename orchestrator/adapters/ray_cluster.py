@@ -30,6 +30,7 @@ from .ray_environment import (
     NAMESPACE,
     RayEnvironment,
     device_resource,
+    own_labels,
     pin_resource,
 )
 from .reach import Contact, Reach
@@ -318,6 +319,7 @@ def _node_table() -> tuple[_Raylet, ...]:
                 num_devices=int(labels[DEVICES_LABEL]),
                 status=NodeStatus.UP if row["Alive"] else NodeStatus.LOST,
                 address=row["NodeManagerAddress"],
+                labels=own_labels(labels),
             )
             found.append(_Raylet(row["NodeID"], node, int(row["NodeManagerPort"])))
     return tuple(found)

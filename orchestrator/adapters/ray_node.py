@@ -23,7 +23,7 @@ from typing import Any
 from orchestrator.domain import codec
 
 from .processes import ProcessId, identify
-from .ray_environment import DEVICES_LABEL, KIND_LABEL, NODE_MARK, device_resource, pin_resource
+from .ray_environment import NODE_MARK, device_resource, pin_resource, ray_labels
 
 GCS, HEAD = "gcs", "head"
 OBJECT_STORE_BYTES = 80_000_000
@@ -41,6 +41,7 @@ class NodeOrder:
     num_devices: int
     address: str
     prefix: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ def start(order: Order) -> dict[str, tuple[int, tuple[str, ...]]]:
         resources: dict[str, float] = (
             {} if node is None else {pin_resource(name): 1, device_resource(name): node.num_devices}
         )
-        labels = {} if node is None else {KIND_LABEL: node.kind, DEVICES_LABEL: str(node.num_devices)}
+        labels = {} if node is None else ray_labels(node.kind, node.num_devices, node.labels)
         sockets = Path(order.temp_dir) / "sockets"
         sockets.mkdir(exist_ok=True)
         params = RayParams(

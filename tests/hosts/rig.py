@@ -1,4 +1,4 @@
-"""A switch and machines behind it, as network namespaces: links that can be cut, slowed down and made deaf in one direction.
+"""A switch and machines behind it, as network namespaces: links to cut, to slow down and to make deaf one way.
 
     this namespace ── root ┐
     host 1: eth0 ───── h1 ─┤ bridge, in a namespace of its own: nothing of it is in this one but the other end of `root`,

@@ -241,7 +241,7 @@ async def supervised(
     zygotes: list[int] = []
     try:
         await supervisor.open()
-        zygotes = [host._zygote.pid for host in supervisor.hosts.values() if host._zygote]
+        zygotes = [host.zygote_pid for host in supervisor.hosts.values() if host.zygote_pid]
         yield supervisor
     finally:
         await supervisor.end()
@@ -465,9 +465,7 @@ def test_a_dead_zygote_fails_the_host_and_takes_its_ranks_along(tmp_path: Path) 
     async def scenario() -> None:
         async with supervised(a_job(tmp_path, steps=10_000), tmp_path, NODES[:1]) as s:
             await running(s)
-            zygote = s.hosts[NODES[0]]._zygote
-            assert zygote is not None
-            os.kill(zygote.pid, signal.SIGKILL)
+            os.kill(s.hosts[NODES[0]].zygote_pid, signal.SIGKILL)
             await s.until(lambda: len(s.all(RankExited)) == 2)
             (failed,) = s.all(HostFailed)
             assert "zygote ended with exit code -9" in failed.message

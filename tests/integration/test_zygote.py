@@ -137,7 +137,7 @@ HOST_ALONE = """
             for envelope in (await host.poll(Term(1), after, 10.0))[0]:
                 after = envelope.number
                 if isinstance(envelope.event, SeatsPrepared):
-                    print(json.dumps([host._zygote.pid, *envelope.event.pids.values()]), flush=True)
+                    print(json.dumps([host.zygote_pid, *envelope.event.pids.values()]), flush=True)
 
     asyncio.run(main())
 """

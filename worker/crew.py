@@ -1,0 +1,238 @@
+"""A host's processes: the zygote, every rank forked from it, and the seats they have been promised to.
+
+It forks, counts, feeds and buries, and tells what became of whom; it refuses to know generations' fates, supervisors and
+why anybody is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.domain.errors import EverstepError
+from orchestrator.domain.ids import Device, Generation
+from orchestrator.domain.protocol import HostEvent, HostFailed, HostOpened, OpenHost, PrepareSeats, SeatsPrepared
+
+from .keeper import Zygote
+from .mail import FromRank, read_said
+from .seat import Seat, open_seat
+
+_EXIT_CODE_WAIT_S = 0.2
+_CLOSE_S = 10.0
+
+
+@dataclass(slots=True)
+class _Preparation:
+    request: PrepareSeats
+    retried: set[Device] = field(default_factory=set)
+
+
+class Crew:
+    """Used on one asyncio loop.
+
+    tell: takes what becomes of the processes; heard: what a rank says, in its order; spawned: a process that has just been
+    asked for; address: where this node's ranks listen.
+    """
+
+    def __init__(
+        self,
+        order: OpenHost,
+        address: str,
+        *,
+        tell: Callable[[HostEvent], None],
+        heard: Callable[[Seat, FromRank], None],
+        spawned: Callable[[Seat], None],
+    ) -> None:
+        self._address = address
+        self._log_dir = Path(order.log_dir)
+        self._tell = tell
+        self._heard = heard
+        self._spawned = spawned
+        self._zygote = Zygote(order, self._zygote_said, self._zygote_ended)
+        self._started_at = 0.0
+        self.opened: HostOpened | None = None
+        """What was told when the zygote was warm."""
+        self._failed = False
+        self._closing = False
+        self._seats: dict[int, Seat] = {}
+        """Every process that has not been told dead yet, by seat number."""
+        self._at: dict[Device, Seat] = {}
+        """The newest seat of each device."""
+        self._last_seat = 0
+        self._preparations: list[_Preparation] = []
+        self._empty = asyncio.Event()
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """Of every process that has not been told dead yet."""
+        return tuple(self._seats.values())
+
+    @property
+    def at(self) -> Mapping[Device, Seat]:
+        """The newest seat of each device."""
+        return self._at
+
+    @property
+    def zygote_pid(self) -> int:
+        """0 where there is none."""
+        return self._zygote.pid
+
+    def start(self) -> None:
+        """Raises OSError where no process can be started."""
+        self._started_at = time.monotonic()
+        self._zygote.start()
+
+    def prepare(self, request: PrepareSeats) -> None:
+        """Have a living process on each device; SeatsPrepared is told once all have been forked."""
+        if self._failed or self._closing:
+            return
+        for device in request.devices:
+            seat = self._at.get(device)
+            if seat is None or not seat.is_living:
+                self._spawn(device, request.generation)
+            else:
+                seat.prepared = max(seat.prepared, request.generation)
+        self._preparations.append(_Preparation(request))
+        self._answer_preparations()
+
+    def post(self, seat: Seat, frame: bytes) -> None:
+        seat.channel.post(frame)
+        if seat.channel.is_backed_up:
+            asyncio.get_running_loop().add_writer(seat.channel, self._flush, seat)
+
+    async def close(self) -> None:
+        """End everything; returns when nothing is left. Raises EverstepError where processes outlive SIGKILL."""
+        self._closing = True
+        self._preparations.clear()
+        for seat in self._seats.values():
+            seat.kill("its host was closed")
+        self._zygote.kill()
+        self._note_if_empty()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._empty.wait()
+        except TimeoutError:
+            left = sorted(seat.pid for seat in self._seats.values())
+            said = f"processes {left} still exist {_CLOSE_S:g} s after SIGKILL; look at what blocks them"
+            raise EverstepError(said) from None
+
+    # --- births -----------------------------------------------------------------------------------------------------------
+
+    def _spawn(self, device: Device, generation: Generation) -> None:
+        self._last_seat += 1
+        seat, fds = open_seat(self._last_seat, device, generation, self._address, self._log_dir)
+        self._seats[seat.number] = self._at[device] = seat
+        asyncio.get_running_loop().add_reader(seat.channel, self._rank_speaks, seat)
+        self._zygote.fork(seat.number, device.index, fds)
+        for fd in fds:
+            os.close(fd)
+        self._spawned(seat)
+
+    def _zygote_said(self, message: dict[str, Any], fd: int) -> None:
+        match message["kind"]:
+            case "warm":
+                self.opened = HostOpened(seconds=time.monotonic() - self._started_at)
+                self._tell(self.opened)
+            case "forked":
+                seat = self._seats[message["seat"]]
+                seat.take(int(message["pid"]), fd)
+                asyncio.get_running_loop().add_reader(fd, self._rank_gone, seat)
+                self._answer_preparations()
+            case "exited":
+                for seat in [seat for seat in self._seats.values() if seat.pid == message["pid"]]:
+                    self._bury(seat, int(message["code"]))
+            case "failed":
+                self._fail(str(message["message"]))
+
+    def _zygote_ended(self, exit_code: int) -> None:
+        if not self._closing:
+            self._fail(f"the zygote ended with exit code {exit_code}", exit_code)
+        for seat in list(self._seats.values()):
+            # Its death signal is on its way to them; nobody is left to say how they ended.
+            if seat.gone_at or not seat.is_forked:
+                self._bury(seat, -9)
+        self._note_if_empty()
+
+    def _fail(self, message: str, exit_code: int = 0) -> None:
+        if not self._failed:
+            self._failed = True
+            self._tell(HostFailed(message=message, log_tail=self._zygote.log_tail(), exit_code=exit_code))
+
+    def _answer_preparations(self) -> None:
+        for preparation in list(self._preparations):
+            request = preparation.request
+            seats = {device: self._at.get(device) for device in request.devices}
+            ready = {device: seat for device, seat in seats.items() if seat and seat.is_living and seat.is_forked}
+            # The end of a device's last process is told before its successor is: a supervisor knows one process a device.
+            buried = all(self._at.get(seat.device) is seat for seat in self._seats.values() if seat.device in seats)
+            if len(ready) == len(seats) and buried:
+                self._preparations.remove(preparation)
+                self._tell(
+                    SeatsPrepared(
+                        generation=request.generation,
+                        addresses={device: seat.address for device, seat in ready.items()},
+                        pids={device: seat.pid for device, seat in ready.items()},
+                    )
+                )
+
+    # --- deaths -----------------------------------------------------------------------------------------------------------
+
+    def _rank_gone(self, seat: Seat) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(seat.pidfd)
+        seat.gone_at = time.monotonic()
+        if not self._zygote.is_alive:
+            self._bury(seat, -9)
+        else:  # its parent says how it ended, in a moment; unless its parent is stopped
+            loop.call_later(_EXIT_CODE_WAIT_S, self._bury, seat, -9)
+
+    def _bury(self, seat: Seat, exit_code: int) -> None:
+        if self._seats.pop(seat.number, None) is None:
+            return
+        loop = asyncio.get_running_loop()
+        seat.gone_at = seat.gone_at or time.monotonic()
+        loop.remove_reader(seat.channel)
+        loop.remove_writer(seat.channel)
+        if seat.pidfd >= 0:
+            loop.remove_reader(seat.pidfd)
+        self._rank_speaks(seat)  # what it said before it ended comes before its end
+        if self._at.get(seat.device) is seat:
+            del self._at[seat.device]
+        self._tell(seat.exit_event(exit_code, seat.is_finished))
+        seat.close()
+        self._replace_in_preparations(seat)
+        self._answer_preparations()
+        self._note_if_empty()
+
+    def _replace_in_preparations(self, seat: Seat) -> None:
+        """A rank that ends while its seat is being prepared is forked again, once."""
+        if seat.device in self._at or self._failed or self._closing:
+            return
+        for preparation in self._preparations:
+            if seat.device in preparation.request.devices and seat.device not in preparation.retried:
+                preparation.retried.add(seat.device)
+                self._spawn(seat.device, preparation.request.generation)
+                return
+
+    def _note_if_empty(self) -> None:
+        if self._closing and not self._seats and not self._zygote.is_alive:
+            self._empty.set()
+
+    # --- words ------------------------------------------------------------------------------------------------------------
+
+    def _rank_speaks(self, seat: Seat) -> None:
+        frames, is_open = seat.channel.receive()
+        if not is_open and seat.number in self._seats:
+            asyncio.get_running_loop().remove_reader(seat.channel)
+        for kind, body in frames:
+            self._heard(seat, read_said(kind, body))
+
+    def _flush(self, seat: Seat) -> None:
+        seat.channel.flush()
+        if not seat.channel.is_backed_up:
+            asyncio.get_running_loop().remove_writer(seat.channel)
