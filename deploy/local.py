@@ -61,12 +61,14 @@ def up(
     *,
     port: int = 0,
     address: str = LOOPBACK,
+    chaos: bool = False,
     say: Say = lambda _: None,
 ) -> LocalCluster:
     """Ready when this returns; where it runs already, that one. Raises EverstepError, having stopped what it started.
 
     Nodes that outlived everything else (their head, the keeper) are taken up as they are, with the jobs that train there.
-    address: where Ray's head listens, for nodes that are not on loopback; Redis and the API stay there.
+    address: where Ray's head listens, for nodes that are not on loopback; Redis and the API stay there. chaos:
+    users may cause faults on purpose.
     """
     places = Places(state_dir.resolve())
     places.create()
@@ -76,12 +78,12 @@ def up(
             say(f"already running at {server.url}")
             return LocalCluster(server.url, places.state_dir)
         if server and _living_nodes(places):
-            return _take_up(places, server, say)
+            return _take_up(places, server, chaos, say)
         if left := _processes(places):
             say(f"{len(left)} processes of an earlier cluster are still here; stopping them first")
         _stop(places)
         try:
-            return _start(places, nodes, port, address, say)
+            return _start(places, nodes, port, address, chaos, say)
         except BaseException:
             _stop(places)
             raise
@@ -120,7 +122,7 @@ def status(state_dir: Path) -> dict[str, object]:
 # --- up -------------------------------------------------------------------------------------------------------------------
 
 
-def _start(places: Places, specs: Sequence[NodeSpec], port: int, address: str, say: Say) -> LocalCluster:
+def _start(places: Places, specs: Sequence[NodeSpec], port: int, address: str, chaos: bool, say: Say) -> LocalCluster:
     began = time.monotonic()
     if port and is_taken(port):
         raise Conflict(f"port {port} is taken by another program; choose another, or 0 for any")
@@ -128,23 +130,24 @@ def _start(places: Places, specs: Sequence[NodeSpec], port: int, address: str, s
     nodes, redis = LocalNodes(places.state_dir), EmbeddedRedis(places.state_dir)
     storage = redis.start(without_ray() | {CLUSTER_MARK: nodes.environment.cluster})
     say(f"redis      ready after {time.monotonic() - began:.1f} s")
-    _start_keeper(places, port)
+    _start_keeper(places, port, chaos)
     nodes.start(specs, address=address, storage=storage)
     say(f"nodes      {', '.join(nodes.registry().nodes) or 'none'} after {time.monotonic() - began:.1f} s")
     return _serve(places, f"http://{LOOPBACK}:{port}", len(specs), began, say)
 
 
-def _take_up(places: Places, server: Server, say: Say) -> LocalCluster:
+def _take_up(places: Places, server: Server, chaos: bool, say: Say) -> LocalCluster:
     """Everything but the nodes anew: what they say to the head is kept in Redis, and they know its address."""
     began, living = time.monotonic(), _living_nodes(places)
     say(f"{', '.join(living)} still run; taking them up")
     EmbeddedRedis(places.state_dir).start(without_ray() | {CLUSTER_MARK: LocalNodes(places.state_dir).environment.cluster})
-    _start_keeper(places, int(server.url.rpartition(":")[2]))
+    _start_keeper(places, int(server.url.rpartition(":")[2]), chaos)
     return _serve(places, server.url, len(living), began, say)
 
 
-def _start_keeper(places: Places, port: int) -> None:
+def _start_keeper(places: Places, port: int, chaos: bool) -> None:
     command = [sys.executable, "-m", "deploy.keeper", "--state-dir", str(places.state_dir), "--port", str(port)]
+    command += ["--chaos"] if chaos else []
     cluster = LocalNodes(places.state_dir).environment.cluster
     start_detached(places, KEEPER, command, without_ray() | {CLUSTER_MARK: cluster})
 
@@ -229,10 +232,12 @@ def main() -> int:
     parser.add_argument("--nodes", default=DEFAULT_NODES, help=f"KIND:DEVICES[@RACK] of each (default {DEFAULT_NODES})")
     parser.add_argument("--port", type=int, default=0, help="of the API; 0 for any free one")
     parser.add_argument("--address", default=LOOPBACK, help="where Ray's head listens, for nodes on other machines")
+    parser.add_argument("--chaos", action="store_true", help="let users cause faults on purpose (everstep chaos, kill)")
     asked = parser.parse_args()
     try:
         if asked.action == "up":
-            up(asked.state_dir, parse_nodes(asked.nodes), port=asked.port, address=asked.address, say=print)
+            nodes = parse_nodes(asked.nodes)
+            up(asked.state_dir, nodes, port=asked.port, address=asked.address, chaos=asked.chaos, say=print)
         elif asked.action == "down":
             down(asked.state_dir, say=print)
         else:

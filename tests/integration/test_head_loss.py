@@ -24,7 +24,7 @@ NODES = [NodeSpec("A100", 2), NodeSpec("A100", 1)]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    running = up(tmp_path_factory.mktemp("head"), NODES)
+    running = up(tmp_path_factory.mktemp("head"), NODES, chaos=True)
     try:
         yield running
     finally:
@@ -82,7 +82,7 @@ def test_everything_but_the_nodes_is_killed_and_up_takes_them_up(cluster: LocalC
     before, step, incidents = job.pids(), job.view().step, len(job.view().incidents)
     kill(cluster, KEEPER, GCS, HEAD, SUPERVISOR, API, "redis")
     began = time.monotonic()
-    again = up(cluster.state_dir, NODES)
+    again = up(cluster.state_dir, NODES, chaos=True)
     print(f"\nup after the loss of everything but the nodes: {time.monotonic() - began:.1f} s")
     assert again == cluster
     job.until(lambda view: view.step > step + 20)
