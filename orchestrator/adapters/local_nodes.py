@@ -147,10 +147,16 @@ class LocalNodes:
     # --- NodeProvider -----------------------------------------------------------------------------------------------------
 
     async def add(self, kind: str, num_devices: int, labels: Mapping[str, str] | None = None) -> NodeId:
-        return (await asyncio.to_thread(self._add, NodeSpec(kind, num_devices, labels or {})))[0]
+        return await asyncio.to_thread(self.add_now, NodeSpec(kind, num_devices, labels or {}))
 
     async def kill(self, node: NodeId) -> None:
         await asyncio.to_thread(self.kill_now, node)
+
+    def add_now(self, spec: NodeSpec) -> NodeId:
+        registry = self.registry()
+        if not registry.address:
+            raise Unavailable("no local cluster runs from this state directory; start it first")
+        return self._launch(registry, [spec], None)[0]
 
     def kill_now(self, node: NodeId) -> None:
         if node not in self.registry().nodes:
@@ -165,12 +171,6 @@ class LocalNodes:
                 raise Unavailable(f"processes {[process.pid for process in found]} of node {node} do not end")
 
     # ----------------------------------------------------------------------------------------------------------------------
-
-    def _add(self, spec: NodeSpec) -> Sequence[NodeId]:
-        registry = self.registry()
-        if not registry.address:
-            raise Unavailable("no local cluster runs from this state directory; start it first")
-        return self._launch(registry, [spec], None)
 
     def _launch(self, registry: Registry, specs: Sequence[NodeSpec], head: HeadOrder | None) -> Sequence[NodeId]:
         with exclusively(self._lock):

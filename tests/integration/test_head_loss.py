@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from api.client import Client
 from deploy.keeper import API, KEEPER, SUPERVISOR
 from deploy.local import LocalCluster, NodeSpec, status, up
 from orchestrator.adapters import ray_environment
-from orchestrator.adapters.processes import marked
+from orchestrator.adapters.processes import identify, marked, wait_for_end
 from orchestrator.adapters.ray_environment import CLUSTER_MARK
 from orchestrator.adapters.ray_node import GCS, HEAD
 from tests.tiny_job import TinyJob
@@ -39,11 +38,13 @@ def job(cluster: LocalCluster) -> Iterator[TinyJob]:
 
 
 def kill(cluster: LocalCluster, *names: str) -> dict[str, int]:
-    """The pids they had."""
+    """The pids they had, once they have ended."""
     processes = status(cluster.state_dir)["processes"]
     assert isinstance(processes, dict)
-    for name in names:
-        os.kill(processes[name], signal.SIGKILL)
+    victims = [found for name in names if (found := identify(processes[name]))]
+    for victim in victims:
+        victim.send(signal.SIGKILL)
+    assert wait_for_end(victims, 5)
     return {name: processes[name] for name in names}
 
 
