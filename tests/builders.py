@@ -18,6 +18,7 @@ from orchestrator.domain.events import (
     Contact,
     HistoryEntry,
     HostClosed,
+    HostHeard,
     HostLost,
     HostSaid,
     Input,
@@ -192,6 +193,9 @@ class Bench:
 
     def host_silent(self, node: NodeId) -> Bench:
         return self.tell(HostLost(job=JOB, node=node, contact=Contact.UNREACHABLE, message="no answer"))
+
+    def host_heard(self, node: NodeId) -> Bench:
+        return self.tell(HostHeard(job=JOB, node=node))
 
     def host_closed(self, node: NodeId) -> Bench:
         """It had been given up; another one may be opened there, and is."""

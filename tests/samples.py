@@ -23,6 +23,7 @@ from orchestrator.domain.events import (
     EffectDone,
     HistoryEntry,
     HostClosed,
+    HostHeard,
     HostLost,
     HostSaid,
     Input,
@@ -326,4 +327,5 @@ FAULTS = (
         why="the rank was killed",
     ),
 )
-LATER: tuple[object, ...] = FAULTS
+HEARD = (HostHeard(job=JOB, node=NODE),)
+LATER: tuple[object, ...] = (*FAULTS, *HEARD)

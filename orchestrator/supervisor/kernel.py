@@ -21,6 +21,7 @@ from orchestrator.domain.events import (
     EffectDone,
     HistoryEntry,
     HostClosed,
+    HostHeard,
     HostLost,
     HostSaid,
     Input,
@@ -48,7 +49,7 @@ from orchestrator.domain.job import (
 
 from .draft import Draft
 from .faulting import inject, judge_faults
-from .hearing import deadline_passed, host_said, host_unheard
+from .hearing import contact_restored, deadline_passed, host_said, host_unheard
 from .stopping import host_closed, stop
 from .training import (
     checkpoint_committed,
@@ -166,6 +167,8 @@ class _Cycle:
                 checkpoint_failed(draft, at_step, message)
             case HostSaid():
                 host_said(draft, one)
+            case HostHeard(node=node):
+                contact_restored(draft, node)
             case HostLost():
                 host_unheard(draft, one)
             case HostClosed(node=node):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from api.views import IncidentView, JobView
+from api.views import EventView, IncidentView, JobView
 from deploy.local import status
 from orchestrator.adapters.processes import ProcessId, end, identify
 from orchestrator.adapters.ray_node import GCS, HEAD
@@ -61,7 +61,7 @@ def test_supervisor_is_cut_off_for_a_minute_and_healthy_ranks_never_know(machine
     machines.cut(ROOT)
     machines.until_status(machines.living()[0], "UNREACHABLE")
     during = job.view()
-    assert during.status == "RUNNING" and "not answer" in during.reason
+    assert during.status == "RUNNING" and "contact with" in during.reason
     time.sleep(60)
     machines.join(ROOT)
     began = time.monotonic()
@@ -141,6 +141,36 @@ def test_a_host_that_no_longer_hears_another_does_not_stop_the_job(machines: Mac
         print(f"\n{incident.cause}, pause {incident.pause_s} s: {incident.message}")
     machines.heal()
     machines.all_train()
+
+
+@pytest.mark.skip(reason="newcomers still get their copy while training pauses; to be tried once they get it before")
+def test_a_copy_over_a_slow_link_takes_seconds_and_the_pause_a_blink(machines: Machines, job: TinyJob) -> None:
+    machines.all_train()
+    before, node = job.view(), sorted(job.nodes())[-1]
+    host = machines.host_of(node)
+    machines.kill(node)
+    job.trains_on(3)
+    machines.slow(host, 0.25)
+    newcomer = machines.start(host)
+    opened = time.monotonic()
+    while (joined := _joined(job, newcomer)) < 2:
+        assert time.monotonic() - opened < 120
+        time.sleep(0.02)
+    # What follows are steps, which would each take as long over this link.
+    machines.heal()
+    machines.all_train()
+    grown = new_incidents(job, before)[-1]
+    copy_s = _said_at(job, "joined", newcomer) - _said_at(job, "joining", newcomer)
+    print(f"\n{joined} devices copied for {copy_s:.1f} s, pause {grown.pause_s} s")
+    assert copy_s >= 5 and grown.pause_s is not None and grown.pause_s <= 0.5
+
+
+def _joined(job: TinyJob, node: str) -> int:
+    return len(_said(job, "joined", node))
+
+
+def _said_at(job: TinyJob, kind: str, node: str) -> float:
+    return max(event.at.timestamp() for event in job.client.history(job.id) if event.type == kind and node in event.message)
 
 
 def test_power_is_lost_for_good_and_the_job_goes_on_without_the_machine(machines: Machines, job: TinyJob) -> None:

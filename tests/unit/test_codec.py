@@ -16,7 +16,7 @@ import pytest
 from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.effects import Effect, Sabotage
-from orchestrator.domain.events import HistoryEntry, Input, StepRecord
+from orchestrator.domain.events import HistoryEntry, HostHeard, Input, StepRecord
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected
 from orchestrator.domain.ids import Device, JobId, NodeId
 from orchestrator.domain.job import Failure, JobRecord, JobState, Probing, Succeeded
@@ -35,6 +35,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "steps-1": (StepRecord, samples.STEP_RECORDS),
     "failures-1": (Failure, samples.FAILURES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
+    "heard-1": (HostHeard, samples.HEARD),
     "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
 }
 

@@ -25,6 +25,7 @@ from orchestrator.domain.protocol import (
     PrepareSeats,
     RankExited,
 )
+from orchestrator.domain.status import contact_of
 from orchestrator.planner.choose import choose
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import JOB, Bench, a_device, a_report, a_spec, an_answer
@@ -478,6 +479,17 @@ def test_what_trains_is_not_closed_for_a_larger_plan_while_a_host_is_silent() ->
     assert isinstance(bench.state, Running) and bench.record.target is not None
     bench.passed(4)
     assert isinstance(bench.state, Reforming), "it answers again"
+
+
+def test_a_warm_host_that_was_silent_for_a_moment_and_has_nothing_to_tell_is_used() -> None:
+    bench = trained(tp=2, pp=2)
+    bench.host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared().ready()
+    bench.add_node(4).planned().host_silent(NodeId("n4")).host_heard(NodeId("n4"))
+    assert not bench.record.unreachable, "an empty answer is an answer"
+    bench.host_silent(N0).said(NodeId("n4"), HostOpened(seconds=1.0))
+    assert isinstance(bench.state, Running) and contact_of(bench.record) != ""
+    bench.host_heard(N0)
+    assert isinstance(bench.state, Reforming) and NodeId("n4") in bench.plan.nodes
 
 
 def test_silent_nodes_are_left_alone_where_they_train_and_not_planned_with() -> None:
