@@ -10,6 +10,7 @@ reports, and is told.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -128,6 +129,16 @@ class Trainer:
             lost_peer=lost_peer,
             cause=cause,
         )
+
+    def successor(self, progress: Progress) -> Trainer:
+        """One that knows and holds what this one does, for a thread that takes over from one stuck in a transfer.
+
+        It builds everything anew that such a transfer may still write into, which is never what is held.
+        """
+        made = copy(self)
+        made._progress = progress
+        made._buffers = made._stage = made._data = None
+        return made
 
     @property
     def holdings(self) -> Holdings | None:

@@ -176,6 +176,15 @@ class Session:
         if carrier is not None:
             carrier.abort()
 
+    def give_up(self) -> bool:
+        """Whether the training thread is stuck where no abort ends its wait; it ends by itself when it comes out.
+
+        Only after `abort`, from another thread. Then this session's training thread is whoever takes over.
+        """
+        with self._gate:
+            carrier = self._carrier
+        return carrier is not None and carrier.give_up()
+
     def close(self) -> None:
         """Free sockets and groups; the listener stays open. Idempotent."""
         with self._gate:
