@@ -170,7 +170,12 @@ def _joined(job: TinyJob, node: str) -> int:
 
 
 def _said_at(job: TinyJob, kind: str, node: str) -> float:
-    return max(event.at.timestamp() for event in job.client.history(job.id) if event.type == kind and node in event.message)
+    return max(event.at.timestamp() for event in _said(job, kind, node))
+
+
+def _said(job: TinyJob, kind: str, node: str) -> list[EventView]:
+    told = [event for event in job.client.history(job.id) if isinstance(event, EventView)]
+    return [event for event in told if event.type == kind and node in event.message]
 
 
 def test_power_is_lost_for_good_and_the_job_goes_on_without_the_machine(machines: Machines, job: TinyJob) -> None:
