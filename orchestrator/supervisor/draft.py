@@ -23,7 +23,7 @@ class Draft:
 
     now: wall clock, for people. free_for: devices of reachable nodes that no other job holds, this job's own included;
     asked each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each node that
-    is not lost. root: the folder every node sees.
+    is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class Draft:
         now: float,
         free_for: Callable[[JobId], frozenset[Device]],
         num_devices: Callable[[], Mapping[NodeId, int]],
+        kinds: Callable[[], Mapping[NodeId, str]],
         root: str,
     ) -> None:
         self.before = record
@@ -39,6 +40,7 @@ class Draft:
         self.now = now
         self._free_for = free_for
         self._num_devices = num_devices
+        self._kinds = kinds
         self.root = root
         self.history: list[HistoryEntry] = []
         self.steps: list[StepRecord] = []
@@ -55,6 +57,10 @@ class Draft:
     @property
     def num_devices(self) -> Mapping[NodeId, int]:
         return self._num_devices()
+
+    @property
+    def kinds(self) -> Mapping[NodeId, str]:
+        return self._kinds()
 
     @property
     def is_over(self) -> bool:
