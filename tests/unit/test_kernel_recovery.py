@@ -11,9 +11,9 @@ from orchestrator.domain.cluster import NodeStatus
 from orchestrator.domain.effects import CallHost, ChoosePlan
 from orchestrator.domain.events import DeadlinePassed, HostClosed, PlanChosen
 from orchestrator.domain.generation import RankReport
-from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Cause, Reforming, Running, Stopping
-from orchestrator.domain.layout import partners
+from orchestrator.domain.layout import layout, partners
 from orchestrator.domain.protocol import (
     CloseGeneration,
     CloseHost,
@@ -31,7 +31,7 @@ from orchestrator.domain.protocol import (
 from orchestrator.domain.status import contact_of
 from orchestrator.planner.choose import choose
 from orchestrator.supervisor.deadlines import deadlines
-from tests.builders import JOB, Bench, a_device, a_report, a_spec, an_answer
+from tests.builders import JOB, Bench, a_device, a_profile, a_report, a_spec, an_answer
 
 Report = Callable[[Device], RankReport]
 N0, N1, N2, N3 = (NodeId(f"n{number}") for number in range(4))
@@ -490,6 +490,22 @@ def grow(bench: Bench) -> Bench:
     bench.passed(4)
     assert bench.record.committed == 4, "training goes on meanwhile"
     return bench.said(NodeId("n4"), HostOpened(seconds=1.0))
+
+
+def test_donors_that_have_given_are_asked_again_while_no_step_is_committed() -> None:
+    bench = trained(tp=2, pp=2).host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared()
+    donors = set(bench.form().donors)
+    bench.ready().add_node(4).planned().said(NodeId("n4"), HostOpened(seconds=1.0))
+    assert reforming(bench).closing.awaited >= donors, "nobody has a newer state than they"
+    used = donors & set(bench.plan.devices)
+    assert used, "their devices are used again"
+    bench.all_report(lambda device: holding(3, 1 if device in donors else 2)(device)).prepared()
+    restore = bench.form().restore
+    assert isinstance(restore, FromMemory)
+    held = layout(bench.record.plans[Generation(1)], a_profile(), mirrors=1)
+    for device in used:
+        moved = [move.interval for move in restore.moves if move.target == device]
+        assert not any(have.intersect(one) for have in held.held(device) for one in moved), "what it holds is not sent"
 
 
 def test_a_new_node_is_warmed_first_and_then_the_generation_changes() -> None:
