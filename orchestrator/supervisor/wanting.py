@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orchestrator.domain.cluster import Node
+from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import PlanChosen
 from orchestrator.domain.ids import NodeId
@@ -73,8 +73,10 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
             options = [trusted]
         case Running(plan=plan):
             considered = considered | set(plan.devices)
-            # While a part of it cannot be reached, whatever were planned from the rest would be no larger.
-            options = [trusted] if record.target is None and usable >= set(plan.devices) else []
+            # One larger plan once all tests have ended, not one after each; and while a part of this one cannot be reached,
+            # whatever were planned from the rest would be no larger.
+            waits = record.target is not None or draft.ward.awaits_tests or _is_silent(plan, nodes)
+            options = [] if waits else [trusted]
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
         case _:
@@ -95,6 +97,10 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
                 )
             )
             return
+
+
+def _is_silent(plan: Plan, nodes: Mapping[NodeId, Node]) -> bool:
+    return any(nodes[node].status is NodeStatus.UNREACHABLE for node in plan.nodes if node in nodes)
 
 
 def _grow_if_warm(draft: Draft) -> None:
