@@ -17,7 +17,8 @@ from orchestrator.domain.profile import exact_groups, splits_a_block
 from tests.builders import a_profile
 from tests.tiny_model import PROGRAM, a_spec
 from worker.exact import GROWTH_BITS, SLICE, SUM_BITS, Quantiser, Scale, SquareSum, to_float
-from worker.parallel.gradients import MAX_PASSES, ExactGradients, TrainingDiverged
+from worker.findings import TrainingDiverged
+from worker.parallel.gradients import MAX_PASSES, ExactGradients
 from worker.state.buffers import Buffers, Shape
 
 PROFILE = a_profile()

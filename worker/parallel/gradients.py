@@ -16,21 +16,17 @@ from typing import Protocol
 
 import torch
 
-from orchestrator.domain.errors import EverstepError
-from orchestrator.domain.generation import Answer
+from orchestrator.domain.generation import Answer, NotFinite
 from orchestrator.domain.ids import Step
 from orchestrator.domain.profile import Profile, exact_groups
 from orchestrator.domain.spec import TrainSpec
 
 from ..exact import Quantiser, Scale, SquareSum, deterministic_kernels, to_float
+from ..findings import TrainingDiverged
 from ..state.buffers import Buffers
 
 MAX_PASSES = 3
 """Of one exact step: one whose scale does not fit, one whose numbers are bad, and a good one."""
-
-
-class TrainingDiverged(EverstepError):
-    """A loss or gradient is not finite; running the step again would give the same."""
 
 
 class Gradients(Protocol):
@@ -189,8 +185,9 @@ class ExactGradients:
             self._begin_with(maxima)
         if self._passes >= MAX_PASSES:
             raise TrainingDiverged(
+                NotFinite(step=step, micro_batches=()),
                 f"step {step} gave other gradients in each of {MAX_PASSES} passes; a device computes wrongly, "
-                "or the program does not give the same result twice: set train.exact to false to train on"
+                "or the program does not give the same result twice: set train.exact to false to train on",
             )
         return None
 
@@ -204,8 +201,10 @@ def gradients_of(train: TrainSpec, profile: Profile, buffers: Buffers) -> Gradie
 
 
 def _diverged(step: Step, losses: Sequence[float], what: str = "loss") -> TrainingDiverged:
-    strange = [f"micro-batch {number}: {what} {loss}" for number, loss in enumerate(losses) if not isfinite(loss)]
+    numbers = tuple(number for number, loss in enumerate(losses) if not isfinite(loss))
+    strange = [f"micro-batch {number}: {what} {losses[number]}" for number in numbers]
     return TrainingDiverged(
+        NotFinite(step=step, micro_batches=numbers),
         f"step {step} gave {'; '.join(strange) or 'a gradient that is not finite'}; "
-        "lower train.learning_rate or train.clip_norm, or lengthen train.warmup_steps"
+        "lower train.learning_rate or train.clip_norm, or lengthen train.warmup_steps",
     )
