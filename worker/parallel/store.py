@@ -25,7 +25,7 @@ class LinkStore(Store):
     """Keys and values as seen by one rank. Waiting belongs to the training thread; other threads may look."""
 
     def __init__(self, links: Links, world: int) -> None:
-        """world: ranks from there on are donors. They read nothing, and what is unread when they close resets connections."""
+        """world: ranks from there on are donors: they read nothing, and unread bytes make their close a reset."""
         super().__init__()
         self._links = links
         self._world = world
