@@ -114,6 +114,13 @@ class InjectFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTest:
+    """Have a new process find out whether a device computes and remembers rightly; answered by SelfTested."""
+
+    device: Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseHost:
     """End every rank and the zygote; the last request."""
 
@@ -125,7 +132,9 @@ class Together:
     requests: Mapping[EffectId, HostRequest]
 
 
-HostRequest: TypeAlias = OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | InjectFault | CloseHost
+HostRequest: TypeAlias = (
+    OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | InjectFault | SelfTest | CloseHost
+)
 HostMessage: TypeAlias = HostRequest | Together
 
 # --- host -> supervisor --------------------------------------------------------------------------------------------------
@@ -217,6 +226,15 @@ class FaultCarriedOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTested:
+    """message: what was tried, or what came out wrong."""
+
+    device: Device
+    passed: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFailed:
     """The host itself cannot serve (the zygote could not start or died)."""
 
@@ -236,6 +254,7 @@ HostEvent: TypeAlias = (
     | ShardSaved
     | RankFinished
     | FaultCarriedOut
+    | SelfTested
     | HostFailed
 )
 

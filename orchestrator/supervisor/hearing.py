@@ -20,6 +20,7 @@ from orchestrator.domain.protocol import (
     RankReady,
     RankReported,
     SeatsPrepared,
+    SelfTested,
     ShardSaved,
     StepsPassed,
 )
@@ -30,6 +31,7 @@ from .faulting import fault_carried_out, fault_seen
 from .forming import host_opened, rank_ready, seats_prepared
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
 from .stopping import abandon_hosts, host_closed, stop
+from .testing import self_tested
 from .training import shard_saved, steps_passed
 
 
@@ -57,6 +59,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             shard_saved(draft, said.event)
         case RankFinished():
             pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
+        case SelfTested():
+            self_tested(draft, said.event)
         case FaultCarriedOut():
             fault_carried_out(draft, said.event)
         case HostFailed(message=message, log_tail=tail):
