@@ -23,6 +23,7 @@ from orchestrator.domain.protocol import (
     HostOpened,
     HostRequest,
     KillRank,
+    LookAround,
     OpenHost,
     PrepareSeats,
     RankExited,
@@ -31,6 +32,7 @@ from orchestrator.domain.protocol import (
     StepsPassed,
 )
 
+from .lookout import SimLookout
 from .memory import Violation
 from .rank import SimRank
 
@@ -66,9 +68,10 @@ class SimHost:
         self._opened: HostOpened | None = None
         self._failed = False
         self._preparing: list[PrepareSeats] = []
-        self._closed = Generation(0)
-        self._formed = Generation(0)
+        self.closed = Generation(0)
+        self.formed = Generation(0)
         self._heard_at = self._moved_at = world.clock.now
+        self.lookout = SimLookout(self)
         self._when_thawed: list[Callable[[], None]] = []
         world.clock.after(WATCH_S, self._watch)
 
@@ -93,9 +96,10 @@ class SimHost:
                 self._form(request)
             case CloseGeneration(generation=generation):
                 self._close_generation(generation)
-            case KillRank(device=device):
-                if device in self.ranks:
-                    self.kill(self.ranks[device])
+            case KillRank():
+                self._kill(request)
+            case LookAround():
+                self.say(self.lookout.answer(request))
             case CloseHost():
                 self.is_closed = True
                 self.end()
@@ -122,11 +126,11 @@ class SimHost:
             self._order = order
             self._soon(0.5, 3.0, self._warm)
         elif self._opened is not None:
-            self._say(self._opened)
+            self.say(self._opened)
 
     def _warm(self) -> None:
         self._opened = HostOpened(seconds=1.0)
-        self._say(self._opened)
+        self.say(self._opened)
 
     def _prepare(self, request: PrepareSeats) -> None:
         if self._opened is None:
@@ -143,7 +147,7 @@ class SimHost:
         def forked() -> None:
             if device not in self.ranks:
                 rank = self.ranks[device] = SimRank(self, device, self.world.next_pid(), generation)
-                if generation <= self._closed:
+                if generation <= self.closed:
                     self._tell_to_leave(rank, generation)
             self._answer_preparations()
 
@@ -154,7 +158,7 @@ class SimHost:
             if all(device in self.ranks for device in request.devices):
                 self._preparing.remove(request)
                 ranks = {device: self.ranks[device] for device in request.devices}
-                self._say(
+                self.say(
                     SeatsPrepared(
                         generation=request.generation,
                         addresses={device: f"{self.node}:{rank.pid}" for device, rank in ranks.items()},
@@ -163,9 +167,9 @@ class SimHost:
                 )
 
     def _form(self, form: FormGeneration) -> None:
-        if form.generation <= max(self._closed, self._formed):
+        if form.generation <= max(self.closed, self.formed):
             return
-        self._formed = form.generation
+        self.formed = form.generation
         self._moved_at = self.world.clock.now
         for device, rank in sorted(self.ranks.items()):
             if device in form.plan.seat_of or device in form.donors:
@@ -174,7 +178,7 @@ class SimHost:
                 self.kill(rank)
 
     def _close_generation(self, generation: Generation) -> None:
-        self._closed = max(self._closed, generation)
+        self.closed = max(self.closed, generation)
         for _, rank in sorted(self.ranks.items()):
             if rank.born <= generation:
                 self._tell_to_leave(rank, generation)
@@ -184,6 +188,16 @@ class SimHost:
         rank.soon(0.0005, 0.005, lambda: rank.close(generation))
         leave_s = self._order.spec.recovery.leave_s
         self._soon(leave_s, leave_s, lambda: self.kill(rank) if rank.reported < generation else None)
+
+    def _kill(self, request: KillRank) -> None:
+        rank = self.ranks.get(request.device)
+        if rank is None or request.pid not in (0, rank.pid):
+            return
+        if request.mark and request.mark != self.lookout.sight(rank).mark:
+            return
+        if request.dump and not self.lookout.is_strange(rank):
+            raise Violation(f"{rank.device} does what it should and is {request.why}")
+        self.kill(rank)
 
     # --- ranks ------------------------------------------------------------------------------------------------------------
 
@@ -200,14 +214,14 @@ class SimHost:
         owes = rank.session_of > rank.reported
         generation = rank.session_of if owes else max(rank.session_of, rank.reported, rank.born)
         report = rank.last_report(generation)
-        self._say(RankExited(device=rank.device, pid=rank.pid, exit_code=-9, report=report))
+        self.say(RankExited(device=rank.device, pid=rank.pid, exit_code=-9, report=report))
         for request in self._preparing:
             if rank.device in request.devices:
                 self._fork(rank.device, request.generation)
                 break
 
     def rank_says(self, rank: SimRank, event: HostEvent) -> None:
-        self._soon(0.0002, 0.003, lambda: self._say(event))
+        self._soon(0.0002, 0.003, lambda: self.say(event))
 
     def rank_passed(self, rank: SimRank, generation: Generation, answer: Answer) -> None:
         def take() -> None:
@@ -243,7 +257,7 @@ class SimHost:
         """Its zygote ends."""
         if not self._failed and self._opened is not None:
             self._failed = True
-            self._say(HostFailed(message="the zygote ended with exit code -9"))
+            self.say(HostFailed(message="the zygote ended with exit code -9"))
             for _, rank in sorted(self.ranks.items()):
                 self.kill(rank)
 
@@ -264,7 +278,7 @@ class SimHost:
 
         self.world.clock.after(self.world.rng.uniform(low_s, high_s), now)
 
-    def _say(self, event: HostEvent) -> None:
+    def say(self, event: HostEvent) -> None:
         self._flush()
         self._append(event)
 

@@ -17,6 +17,8 @@ from orchestrator.domain.protocol import (
     RankFinished,
     RankReady,
     RankReported,
+    RanksSeen,
+    RanksStalled,
     SeatsPrepared,
     ShardSaved,
     StepsPassed,
@@ -26,6 +28,7 @@ from .deadlines import deadlines
 from .draft import Draft
 from .forming import host_opened, rank_ready, seats_prepared
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
+from .stalling import conclude, host_silent, ranks_seen, ranks_stalled
 from .stopping import abandon_hosts, host_closed, stop
 from .training import shard_saved, steps_passed
 
@@ -54,6 +57,10 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             shard_saved(draft, said.event)
         case RankFinished():
             pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
+        case RanksStalled():
+            ranks_stalled(draft, node, said.event)
+        case RanksSeen():
+            ranks_seen(draft, node, said.event)
         case HostFailed(message=message, log_tail=tail):
             if isinstance(draft.state, Starting) and not draft.record.incidents:
                 stop(draft, Failed(at=draft.now, message=f"the host on {node} failed: {message}", log_tail=tail))
@@ -76,6 +83,8 @@ def _rank_exited(draft: Draft, exited: RankExited) -> None:
         )
         stop(draft, failed)
         return
+    if exited.stack and draft.incident and exited.device in draft.incident.fault.devices:
+        draft.update_incident(stack=exited.stack)
     rank_exited(draft, exited.device, exited.report, exit_fault(exited, draft.now))
 
 
@@ -94,6 +103,7 @@ def host_unheard(draft: Draft, lost: HostLost) -> None:
         if lost.node not in draft.record.unreachable:
             draft.set(unreachable=draft.record.unreachable | {lost.node})
             draft.say("contact_lost", f"{lost.node} does not answer ({lost.message}); training goes on while steps commit")
+            host_silent(draft)
         return
     host_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), is_gone)
 
@@ -104,6 +114,8 @@ def deadline_passed(draft: Draft, key: str) -> None:
     match key.split(":")[0]:
         case "probe":
             stop(draft, Failed(at=draft.now, message="the program could not be described in time; see its imports"))
+        case "look":
+            conclude(draft)
         case "stop":
             abandon_hosts(draft)
         case "settle":
