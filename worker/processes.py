@@ -23,7 +23,7 @@ QUICK_S = 0.15
 MAX_LINES = 80
 _POLL_S = 0.01
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-_BEGINNINGS = ("Thread 0x", "Current thread 0x", "Stack (most recent")
+_BEGINNINGS = ("Thread 0x", "Current thread 0x")
 
 
 def look_at(pid: int) -> Process | None:
@@ -70,8 +70,14 @@ def _dumped(log: Path, start: int) -> list[str]:
     with log.open("rb") as file:
         file.seek(start)
         lines = file.read(1 << 16).decode(errors="replace").splitlines()
-    first = next((at for at, line in enumerate(lines) if line.startswith(_BEGINNINGS)), len(lines))
-    return lines[first:]
+    threads: list[list[str]] = []
+    for line in lines:
+        if line.startswith(_BEGINNINGS):
+            threads.append([])
+        if threads and line.strip():
+            threads[-1].append(line)
+    # The newest thread is written first; the one that trains is the oldest.
+    return [line for thread in reversed(threads) for line in thread]
 
 
 def _state_in_words(pid: int) -> tuple[str, ...]:
