@@ -34,6 +34,8 @@ class Culprits:
     devices: tuple[Device, ...]
     still_s: float
     message: str
+    where: str = ""
+    """The phase in which the program itself hung; empty where somebody stopped its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,9 @@ class _Look:
             return None
         told = [f"{self._where(device)} {self._sights[device].why}{self._blocked(device)}" for device in found]
         still_s = max(self._sights[device].still_s for device in found)
-        return Culprits(devices=tuple(found), still_s=still_s, message="; ".join(told))
+        phases = [self._sights[device].phase.name for device in found if not self._sights[device].is_stopped]
+        where = phases[0] if phases else ""
+        return Culprits(devices=tuple(found), still_s=still_s, message="; ".join(told), where=where)
 
     def _lost_links(self, still_s: float) -> LinksLost:
         pairs = tuple(sorted({(min(pair), max(pair)) for pair in self._lost}))

@@ -68,16 +68,21 @@ class SimHost:
         self._opened: HostOpened | None = None
         self._failed = False
         self._preparing: list[PrepareSeats] = []
-        self.closed = Generation(0)
-        self.formed = Generation(0)
+        self._closed = Generation(0)
+        self._formed = Generation(0)
         self._heard_at = self._moved_at = world.clock.now
-        self.lookout = SimLookout(self)
+        self.lookout = SimLookout(self, self._say)
         self._when_thawed: list[Callable[[], None]] = []
         world.clock.after(WATCH_S, self._watch)
 
     @property
     def is_reachable(self) -> bool:
         return not (self.frozen or self.cut or self.is_gone)
+
+    @property
+    def at_work(self) -> Generation:
+        """The one its ranks were told to form and not yet to leave; 0 where there is none."""
+        return self._formed if self._formed > self._closed else Generation(0)
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
 
@@ -99,7 +104,7 @@ class SimHost:
             case KillRank():
                 self._kill(request)
             case LookAround():
-                self.say(self.lookout.answer(request))
+                self._say(self.lookout.answer(request))
             case CloseHost():
                 self.is_closed = True
                 self.end()
@@ -126,11 +131,11 @@ class SimHost:
             self._order = order
             self._soon(0.5, 3.0, self._warm)
         elif self._opened is not None:
-            self.say(self._opened)
+            self._say(self._opened)
 
     def _warm(self) -> None:
         self._opened = HostOpened(seconds=1.0)
-        self.say(self._opened)
+        self._say(self._opened)
 
     def _prepare(self, request: PrepareSeats) -> None:
         if self._opened is None:
@@ -147,7 +152,7 @@ class SimHost:
         def forked() -> None:
             if device not in self.ranks:
                 rank = self.ranks[device] = SimRank(self, device, self.world.next_pid(), generation)
-                if generation <= self.closed:
+                if generation <= self._closed:
                     self._tell_to_leave(rank, generation)
             self._answer_preparations()
 
@@ -158,7 +163,7 @@ class SimHost:
             if all(device in self.ranks for device in request.devices):
                 self._preparing.remove(request)
                 ranks = {device: self.ranks[device] for device in request.devices}
-                self.say(
+                self._say(
                     SeatsPrepared(
                         generation=request.generation,
                         addresses={device: f"{self.node}:{rank.pid}" for device, rank in ranks.items()},
@@ -167,9 +172,9 @@ class SimHost:
                 )
 
     def _form(self, form: FormGeneration) -> None:
-        if form.generation <= max(self.closed, self.formed):
+        if form.generation <= max(self._closed, self._formed):
             return
-        self.formed = form.generation
+        self._formed = form.generation
         self._moved_at = self.world.clock.now
         for device, rank in sorted(self.ranks.items()):
             if device in form.plan.seat_of or device in form.donors:
@@ -178,7 +183,7 @@ class SimHost:
                 self.kill(rank)
 
     def _close_generation(self, generation: Generation) -> None:
-        self.closed = max(self.closed, generation)
+        self._closed = max(self._closed, generation)
         for _, rank in sorted(self.ranks.items()):
             if rank.born <= generation:
                 self._tell_to_leave(rank, generation)
@@ -214,14 +219,14 @@ class SimHost:
         owes = rank.session_of > rank.reported
         generation = rank.session_of if owes else max(rank.session_of, rank.reported, rank.born)
         report = rank.last_report(generation)
-        self.say(RankExited(device=rank.device, pid=rank.pid, exit_code=-9, report=report))
+        self._say(RankExited(device=rank.device, pid=rank.pid, exit_code=-9, report=report))
         for request in self._preparing:
             if rank.device in request.devices:
                 self._fork(rank.device, request.generation)
                 break
 
     def rank_says(self, rank: SimRank, event: HostEvent) -> None:
-        self._soon(0.0002, 0.003, lambda: self.say(event))
+        self._soon(0.0002, 0.003, lambda: self._say(event))
 
     def rank_passed(self, rank: SimRank, generation: Generation, answer: Answer) -> None:
         def take() -> None:
@@ -257,7 +262,7 @@ class SimHost:
         """Its zygote ends."""
         if not self._failed and self._opened is not None:
             self._failed = True
-            self.say(HostFailed(message="the zygote ended with exit code -9"))
+            self._say(HostFailed(message="the zygote ended with exit code -9", exit_code=-9))
             for _, rank in sorted(self.ranks.items()):
                 self.kill(rank)
 
@@ -278,7 +283,7 @@ class SimHost:
 
         self.world.clock.after(self.world.rng.uniform(low_s, high_s), now)
 
-    def say(self, event: HostEvent) -> None:
+    def _say(self, event: HostEvent) -> None:
         self._flush()
         self._append(event)
 

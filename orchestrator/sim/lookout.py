@@ -5,10 +5,11 @@ It knows who is frozen and who hangs, as a real one finds out from /proc and pro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.ids import Device, Generation, Rank, Step
-from orchestrator.domain.protocol import LookAround, RanksSeen, RanksStalled
+from orchestrator.domain.ids import Device, Rank, Step
+from orchestrator.domain.protocol import HostEvent, LookAround, RanksSeen, RanksStalled
 from orchestrator.domain.sight import Phase, RankSight, Traffic
 
 from .rank import SimRank
@@ -24,8 +25,9 @@ REMEMBERED_S = 2.0
 
 
 class SimLookout:
-    def __init__(self, host: SimHost) -> None:
+    def __init__(self, host: SimHost, say: Callable[[HostEvent], None]) -> None:
         self._host = host
+        self._say = say
         self._since: dict[Device, tuple[str, float]] = {}
         """Each rank's mark, and since when it has had it."""
         self._told_s: dict[Device, float] = {}
@@ -62,19 +64,19 @@ class SimLookout:
 
     def cry(self) -> None:
         """For no reason."""
-        if self._host.formed > self._host.closed:
-            self._say("a mistake")
+        if self._host.at_work:
+            self._alarm("a mistake")
 
     def _watch(self) -> None:
         host = self._host
         if host.is_gone:
             return
         host.world.clock.after(LOOK_S, self._watch)
-        if host.frozen or host.formed <= host.closed:
+        if host.frozen or not host.at_work:
             return
         news = [str(rank.device) for rank in self._watched() if self._is_news(rank)]
         if news:
-            self._say(f"{', '.join(news)} stand still")
+            self._alarm(f"{', '.join(news)} stand still")
 
     def _is_news(self, rank: SimRank) -> bool:
         mark, now = self._mark(rank), self._host.world.clock.now
@@ -97,13 +99,13 @@ class SimLookout:
         return f"{rank.pid} {rank.session_of} {arena.stage if arena else -1} {bool(arena and rank.device in arena.done)}"
 
     def _watched(self) -> list[SimRank]:
-        return [rank for _, rank in sorted(self._host.ranks.items()) if rank.alive and rank.born <= self._host.formed]
+        return [rank for _, rank in sorted(self._host.ranks.items()) if rank.alive and rank.born <= self._host.at_work]
 
     def _sights(self) -> tuple[RankSight, ...]:
         return tuple(self.sight(rank) for rank in self._watched())
 
-    def _say(self, why: str) -> None:
-        self._host.say(RanksStalled(generation=Generation(self._host.formed), sights=self._sights(), why=why))
+    def _alarm(self, why: str) -> None:
+        self._say(RanksStalled(generation=self._host.at_work, sights=self._sights(), why=why))
 
 
 def _traffic(arena: Arena, me: Device) -> dict[Rank, Traffic]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from orchestrator.domain.ids import JobId, Step
 from orchestrator.domain.job import Running
 from orchestrator.domain.layout import partners
 
@@ -21,6 +22,7 @@ class Troublemaker:
         self._rng = world.rng
         self._nodes = tuple(world.size)
         self.is_quiet = False
+        self._hung: set[tuple[JobId, Step]] = set()
         self.may_roll_back = not world.scenario.gentle
         self._again()
 
@@ -181,7 +183,13 @@ class Troublemaker:
             self._world.clock.after(seconds, rank.thaw)
 
     def _hang(self, rank: SimRank) -> None:
-        if rank.arena is not None and not rank.finished:
+        """Once per step: a step that hangs again and again is a program's own fault, and ends the job."""
+        if rank.arena is None or rank.finished or rank.memory is None:
+            return
+        job, step = rank.host.job, rank.memory.step
+        # Ranks are never more than a step apart.
+        if not any((job, Step(step + apart)) in self._hung for apart in range(-2, 3)):
+            self._hung.add((job, step))
             rank.hung = True
 
     def _cut_a_link(self) -> None:

@@ -106,7 +106,10 @@ def _kill(draft: Draft, found: Culprits, marks: Mapping[Device, str]) -> None:
         pid = draft.record.pids.get(device, 0)
         why = f"killed, {found.message}"
         draft.call(device.node, KillRank(device=device, why=why, dump=True, pid=pid, mark=marks[device]))
-    begin_reform(draft, _fault(draft, Cause.HANG, found, found.devices))
+    fault = _fault(draft, Cause.HANG, found, found.devices)
+    # A program that hangs in the same place of the same step again would do so for ever.
+    signature = f"hang in {found.where}" if found.where else ""
+    begin_reform(draft, replace(fault, signature=signature, is_external=not found.where))
 
 
 def _act(draft: Draft, found: LinksLost | Circle | Standstill) -> None:
@@ -144,7 +147,13 @@ def _worst(pairs: list[tuple[Device, Device]], history: tuple[tuple[Device, Devi
 
 
 def _fault(draft: Draft, cause: Cause, found: Culprits | LinksLost | Standstill, devices: tuple[Device, ...]) -> Fault:
-    return Fault(cause=cause, message=found.message, at=draft.now - found.still_s, devices=devices)
+    return Fault(
+        cause=cause,
+        message=found.message,
+        at=draft.now - found.still_s,
+        devices=devices,
+        is_external=cause is Cause.LINK_LOST,
+    )
 
 
 # --- looking -------------------------------------------------------------------------------------------------------------
