@@ -33,6 +33,9 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "history-1": (HistoryEntry, samples.HISTORY),
     "steps-1": (StepRecord, samples.STEP_RECORDS),
     "failures-1": (Failure, samples.FAILURES),
+    "looking-requests-1": (HostRequest, samples.LOOKING_REQUESTS),
+    "looking-events-1": (HostEvent, samples.LOOKING_EVENTS),
+    "looking-records-1": (JobRecord, samples.LOOKING_RECORDS),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
 }
 
@@ -52,7 +55,8 @@ def test_golden_values_decode_equal_and_are_encoded_as_they_were(name: str) -> N
 @pytest.mark.parametrize("union", [JobState, Effect, Input, HostRequest, HostEvent, Restore], ids=str)
 def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
-    values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
+    values[HostRequest] += samples.LOOKING_REQUESTS
+    values |= {HostEvent: samples.HOST_EVENTS + samples.LOOKING_EVENTS, Restore: samples.RESTORES}
     assert {type(value) for value in values[union]} == set(get_args(union))
 
 
