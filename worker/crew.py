@@ -125,6 +125,10 @@ class Crew:
         finally:
             seat.execute()
 
+    def kill_zygote(self) -> None:
+        """On purpose; its end is noticed like any other."""
+        self._zygote.kill()
+
     async def close(self) -> None:
         """End everything; returns when nothing is left. Raises EverstepError where processes outlive SIGKILL."""
         self._closing = True

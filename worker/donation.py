@@ -14,6 +14,7 @@ from orchestrator.domain.ids import Device, Generation, JobId
 from orchestrator.domain.layout import Move
 from orchestrator.domain.plan import Plan
 
+from .faultpoints import faultpoint
 from .parallel.carrier import Addressed, LinksCarrier
 from .parallel.links import Links
 from .parallel.mesh import job_cookie, ranks_of
@@ -78,7 +79,9 @@ class Donation:
     def exchange(self, sends: Addressed, receives: Addressed) -> None:
         """Returns when the last byte has left. Raises Aborted, PeerLost."""
         assert self._carrier is not None, "open the donation first"
-        self._carrier.post(sends, receives).wait()
+        posted = self._carrier.post(sends, receives)
+        faultpoint("in_transfer")
+        posted.wait()
 
     def abort(self) -> None:
         with self._gate:

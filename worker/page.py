@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from orchestrator.domain.errors import EverstepError
+from orchestrator.domain.faults import POINTS
 from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.sight import Traffic
@@ -61,6 +62,7 @@ class _Word(IntEnum):
     PROGRESSED_NS = 12
     WAITING_NS = 13
     PASSED_IN = 14
+    FAULT = 23
 
 
 # Plain integers: an enum member costs a look-up at every collective.
@@ -166,6 +168,14 @@ class PageWriter(_Mapped):
     @property
     def generation(self) -> Generation:
         return Generation(self._words[_GENERATION])
+
+    @property
+    def step(self) -> Step:
+        return Step(self._words[_STEP])
+
+    def fault(self, point: str) -> None:
+        """The rank is about to be killed at a fault point: its host will say so."""
+        self._words[_Word.FAULT] = 1 + POINTS.index(point)
 
     def phase(self, phase: Phase, generation: Generation, step: Step) -> None:
         words = self._words
@@ -277,6 +287,11 @@ class PageReader(_Mapped):
             if not writes & 1 and self._words[_TRAFFIC_AT // 8] == writes:
                 return found
         return {}
+
+    def fault(self) -> str:
+        """The fault point this rank was killed at, and of which step; empty where it was not."""
+        number = self._words[_Word.FAULT]
+        return f"{POINTS[number - 1]} of step {self._words[_Word.STEP]}" if 0 < number <= len(POINTS) else ""
 
     def answer(self) -> tuple[Generation, Answer] | None:
         """The last vote seen to pass and its generation; None before the first."""

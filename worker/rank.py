@@ -5,6 +5,9 @@ the promise to report once per generation. It refuses to know how a step is made
 
     control thread   form(g) ──> inbox          close(g) ──> session.abort(), then inbox
     main thread      inbox ──> connect, restore, train ──> finished | left: report once ──> inbox ...
+
+A training thread that is stuck in a transfer which no abort can end is given up after STUCK_S: another one takes over what
+it knows and holds, reports and goes on, and the old one ends silently when it comes out.
 """
 
 from __future__ import annotations
@@ -20,12 +23,14 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import torch
 
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.protocol import (
@@ -34,6 +39,7 @@ from orchestrator.domain.protocol import (
     FromCheckpoint,
     FromMemory,
     FromSeed,
+    InjectFault,
     OpenHost,
     RankFinished,
     RankReady,
@@ -42,16 +48,23 @@ from orchestrator.domain.protocol import (
 )
 
 from .donation import Donation
+from .faultpoints import faultpoint
+from .faults import Faults
 from .loop import Trainer
 from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_order, said_frame
 from .page import PageWriter
 from .parallel.forming import NotFormed
 from .parallel.group import Aborted, PeerLost
+from .parallel.guard import Replaced
 from .program import Program
-from .progress import Phase
+from .progress import Phase, Progress, Relay
 from .session import Session
 
+STUCK_S = 0.05
+"""Leaving takes a few milliseconds; who is still in a transfer after this long is taken for stuck."""
 _SWITCH_INTERVAL_S = 0.001
+_NICE = 5
+"""Where ranks compute on the processors that host, supervisor and Redis run on, those must not wait for a time slice."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -88,6 +101,7 @@ def main(job: Job, me: Device, inherited: Inherited, zygote: int) -> NoReturn:
     try:
         # Whatever changes the user id comes before this line: setuid clears the death signal.
         die_with_parent(zygote)
+        os.nice(_NICE)
         _keep_only(inherited)
         _write_to(inherited.log)
         code = _Rank(job, me, inherited).run()
@@ -110,6 +124,10 @@ class _Watched(PageWriter):
         super().passed(answer)
         self._control.post(passed_frame(Passed(generation=self.generation, answer=answer)), droppable=True)
 
+    def micro_batch(self, number: int) -> None:
+        super().micro_batch(number)
+        faultpoint("in_compute")
+
 
 class _Rank:
     def __init__(self, job: Job, me: Device, inherited: Inherited) -> None:
@@ -119,21 +137,56 @@ class _Rank:
         self._listener = socket.socket(fileno=inherited.listener)
         self._page = _Watched(inherited.page, self._control)
         os.close(inherited.page)
-        self._inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
+        self._faults = Faults(self._page, lambda struck: self._control.post(said_frame(struck)))
+        self._inbox: queue.SimpleQueue[FormGeneration | CloseGeneration] = queue.SimpleQueue()
         self._lock = threading.Lock()
         # Under the lock: both threads ask whether the session that is about to begin was closed before it began.
         self._closed = Generation(0)
         self._session: Session | Donation | None = None
         self._session_of = Generation(0)
-        # The main thread's own.
+        self._look_at = inf
+        """When to look whether the training thread is stuck; the control thread's own."""
+        # The training thread's own, but for handing over.
         self._reported = Generation(0)
+        self._trains: Trainer | None = None
+        self._progress: Progress = self._page
+        self._stuck = 0
 
     def run(self) -> int:
         """Train until the training program raises or exits; its exit code. The host ends a rank by a signal."""
         sys.setswitchinterval(_SWITCH_INTERVAL_S)  # a close must not wait long for a main thread that computes in Python
         threading.Thread(target=self._obey, name="control", daemon=True).start()
         try:
-            trainer = self._trainer()
+            return self._train()
+        except Replaced:
+            self._came_out()
+            while True:  # the process ends when the thread that has taken over says so
+                signal.pause()
+
+    def _take_over(self) -> None:
+        """A training thread after the first: the same work, and the same end of the process."""
+        torch.set_num_threads(1)
+        code = BROKEN
+        try:
+            code = self._train()
+        except Replaced:
+            self._came_out()
+            return
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _came_out(self) -> None:
+        """A thread that was replaced is not stuck any more."""
+        with self._lock:
+            self._stuck -= 1
+
+    def _train(self) -> int:
+        try:
+            trainer = self._trains = self._trains or self._trainer()
+            self._faults.patient = trainer
             while True:
                 match self._inbox.get():
                     case FormGeneration() as form:
@@ -158,10 +211,15 @@ class _Rank:
             program=self._job.program,
             tokens=self._job.tokens,
             me=self._me,
-            progress=self._page,
+            progress=self._own_progress(),
             checkpoint_dir=Path(order.checkpoint_dir),
             on_shard=lambda saved: self._control.post(said_frame(saved)),
         )
+
+    def _own_progress(self) -> Progress:
+        """The page; where this thread may be replaced, through something that can be muted then."""
+        self._progress = Relay(self._page) if self._job.order.spec.recovery.backend == "gloo" else self._page
+        return self._progress
 
     def _take_part(self, trainer: Trainer, form: FormGeneration) -> None:
         session = self._begin(form)
@@ -171,9 +229,12 @@ class _Rank:
             self._give(trainer, session, form)
             return
         generation = form.generation
+        if generation == 1:
+            self._faults.take_from_environment(str(self._me))
         try:
             began = time.monotonic()
             session.open()
+            self._faults.spoil(session)
             formed = time.monotonic() - began
             phases = {"form": formed, **trainer.restore(session, form)}
             self._say_ready(generation, phases)
@@ -232,7 +293,7 @@ class _Rank:
                     mirrors=order.spec.recovery.mirrors,
                     moves=form.restore.moves if isinstance(form.restore, FromMemory) else (),
                     backend=order.spec.recovery.backend,
-                    progress=self._page,
+                    progress=self._progress,
                     donors=form.donors,
                 )
             )
@@ -255,7 +316,8 @@ class _Rank:
 
     def _report(self, trainer: Trainer, generation: Generation, lost: Rank | None, cause: str) -> None:
         # Also of a generation it never began: what it voted for in the one before may be what the answer is about.
-        report = trainer.report(generation, lost, cause)
+        report = replace(trainer.report(generation, lost, cause), stuck=self._stuck)
+        faultpoint("before_report")
         self._reported = generation
         self._control.post(said_frame(RankReported(report=report)))
         self._page.phase(Phase.IDLE, generation, report.passed)
@@ -271,7 +333,10 @@ class _Rank:
             poller = select.poll()
             while True:
                 poller.register(self._control, select.POLLIN | (select.POLLOUT if self._control.is_backed_up else 0))
-                if not poller.poll(200):  # ms: the longest a backlog made by the main thread goes unnoticed
+                # 200 ms is the longest a backlog made by the training thread goes unnoticed.
+                ready = poller.poll(min(200.0, max(0.0, (self._look_at - time.monotonic()) * 1000)))
+                self._replace_if_stuck()
+                if not ready:
                     continue
                 self._control.flush()
                 frames, is_open = self._control.receive()
@@ -284,13 +349,48 @@ class _Rank:
             os._exit(BROKEN)
 
     def _carry_out(self, order: ToRank) -> None:
+        if isinstance(order, InjectFault):
+            self._take_fault(order.fault)
+            return
         if isinstance(order, CloseGeneration):
             with self._lock:
                 self._closed = max(self._closed, order.generation)
                 session = self._session if self._session_of <= order.generation else None
             if session is not None:
                 session.abort()
+                self._look_at = time.monotonic() + STUCK_S
         self._inbox.put(order)
+
+    def _replace_if_stuck(self) -> None:
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        with self._lock:
+            closed = self._closed
+            session = self._session if self._session_of <= closed else None
+        if self._reported >= closed or not isinstance(session, Session):
+            self._look_at = inf
+        elif not session.give_up():
+            self._look_at = now + STUCK_S  # it computes; the host kills it if that takes too long
+        else:
+            self._look_at = inf
+            assert self._trains is not None
+            if isinstance(self._progress, Relay):
+                self._progress.mute()
+            self._trains = self._trains.successor(self._own_progress())
+            with self._lock:
+                self._stuck += 1
+            print(f"{self._me}: stuck in a transfer of generation {closed}, another thread takes over", flush=True)
+            # What it is told next is the close in the inbox, which is still unanswered.
+            threading.Thread(target=self._take_over, name="training", daemon=True).start()
+
+    def _take_fault(self, fault: FaultRequested) -> None:
+        if fault.fault in (FaultKind.CUT_LINK, FaultKind.SLOW_LINK):
+            with self._lock:
+                session = self._session if isinstance(self._session, Session) else None
+            self._faults.take_for_links(fault, session)
+        else:
+            self._faults.take(fault)
 
     def _drain(self) -> None:
         """Give last words half a second to leave."""

@@ -38,6 +38,7 @@ class RankReport:
     answer: of the last vote it saw pass, if any in this process.
     held: None when it has nothing whole (never restored, torn, or dead).
     lost_peer: the rank whose connection broke, when that is why it left; positive evidence against that rank.
+    stuck: threads of it that nothing gets out of a transfer; its process should be replaced when that costs nothing.
     """
 
     device: Device
@@ -47,6 +48,7 @@ class RankReport:
     held: Held | None
     lost_peer: Rank | None = None
     cause: str = ""
+    stuck: int = 0
 
     @property
     def passed(self) -> Step:

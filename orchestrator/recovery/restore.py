@@ -42,11 +42,11 @@ def choose_restore(
     }
     found = transfers(sources, layout(target, profile, mirrors=mirrors))
     if not found.missing and sources:
-        moved = sum(len(move.interval) for move in found.moves if move.source != move.target)
+        moves = tuple(move for move in found.moves if move.source != move.target)
         return RestorePlan(
-            restore=FromMemory(step=settlement.step, answer=settlement.answer, moves=found.moves),
+            restore=FromMemory(step=settlement.step, answer=settlement.answer, moves=moves),
             step=settlement.step,
-            moved_elements=moved,
+            moved_elements=sum(len(move.interval) for move in moves),
             reason=f"{len(sources)} living ranks that hold every interval of step {settlement.step}",
         )
     lost = sum(len(interval) for interval in found.missing)

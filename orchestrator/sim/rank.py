@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 STUCK = 0.03
 """How often a rank does not leave when told, so that its host has to kill it."""
 
+WEARS = 0.2
+"""How often leaving costs a thread, as it can on a transport that cannot be left."""
+
 
 class SimRank:
     def __init__(self, host: SimHost, device: Device, pid: int, born: Generation) -> None:
@@ -43,7 +46,10 @@ class SimRank:
         self.answer: Answer | None = None
         self.answered_in = Generation(0)
         self.finished = False
+        self.stuck = 0
         self._when_thawed: list[Callable[[], None]] = []
+        self.armed: dict[str, Callable[[], None]] = {}
+        """What happens on purpose at a fault point, once."""
 
     def soon(self, low_s: float, high_s: float, do: Callable[[], None]) -> None:
         """Do it in a while, if this process lives then; a frozen one does it when it thaws."""
@@ -64,6 +70,12 @@ class SimRank:
         waiting, self._when_thawed = self._when_thawed, []
         for do in waiting:
             do()
+
+    def reaches(self, point: str) -> bool:
+        """Whether it lives on after `point`."""
+        if (strike := self.armed.pop(point, None)) is not None:
+            strike()
+        return self.alive
 
     def die(self) -> None:
         self.alive = False
@@ -89,6 +101,7 @@ class SimRank:
         if self.host.world.rng.random() < STUCK and not self.host.world.scenario.gentle:
             return
         if self.arena is not None and self.arena.generation <= generation:
+            self.stuck += self.host.world.rng.random() < WEARS
             self.leave(None, "closed")
         if self.reported < generation:
             self.soon(0.001, 0.01, lambda: self._report(generation, None, "closed while it waited"))
@@ -102,7 +115,7 @@ class SimRank:
         self.soon(0.001, 0.015, lambda: self._report(arena.generation, lost_peer, cause))
 
     def _report(self, generation: Generation, lost_peer: Rank | None, cause: str) -> None:
-        if self.reported >= generation:
+        if self.reported >= generation or not self.reaches("before_report"):
             return
         self.reported = generation
         report = RankReport(
@@ -113,6 +126,7 @@ class SimRank:
             held=self.memory.held if self.memory else None,
             lost_peer=lost_peer,
             cause=cause,
+            stuck=self.stuck,
         )
         self.host.rank_says(self, RankReported(report=report))
 
@@ -151,3 +165,4 @@ class SimRank:
         self.answer, self.answered_in = answer, generation
         held.step = answer.step
         self.host.rank_passed(self, generation, answer)
+        self.reaches("after_vote")

@@ -9,8 +9,10 @@ from typing import assert_never
 
 from orchestrator.detection.classify import exit_fault, host_failure, host_fault
 from orchestrator.domain.events import Contact, HostLost, HostSaid
+from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import Cause, Failed, Fault, Reforming, Starting, Stopping
 from orchestrator.domain.protocol import (
+    FaultCarriedOut,
     HostFailed,
     HostOpened,
     RankExited,
@@ -26,6 +28,7 @@ from orchestrator.domain.protocol import (
 
 from .deadlines import deadlines
 from .draft import Draft
+from .faulting import fault_carried_out, fault_seen
 from .forming import host_opened, rank_ready, seats_prepared
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
 from .stalling import conclude, host_silent, ranks_seen, ranks_stalled
@@ -61,11 +64,13 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             ranks_stalled(draft, node, said.event)
         case RanksSeen():
             ranks_seen(draft, node, said.event)
+        case FaultCarriedOut():
+            fault_carried_out(draft, said.event)
         case HostFailed(message=message, log_tail=tail):
             if isinstance(draft.state, Starting) and not draft.record.incidents:
                 stop(draft, Failed(at=draft.now, message=f"the host on {node} failed: {message}", log_tail=tail))
             else:
-                host_lost(draft, node, host_failure(node, said.event, draft.now), False)
+                _host_seen_lost(draft, node, host_failure(node, said.event, draft.now), False)
         case _:
             assert_never(said.event)
 
@@ -75,7 +80,9 @@ def _rank_exited(draft: Draft, exited: RankExited) -> None:
         return  # an earlier process on that device
     if exited.stack and draft.incident and exited.device in draft.incident.fault.devices:
         draft.update_incident(stack=exited.stack)
-    rank_exited(draft, exited, exit_fault(exited, draft.now))
+    fault = exit_fault(exited, draft.now)
+    rank_exited(draft, exited, fault)
+    fault_seen(draft, fault, fault.devices)
 
 
 def host_unheard(draft: Draft, lost: HostLost) -> None:
@@ -95,7 +102,13 @@ def host_unheard(draft: Draft, lost: HostLost) -> None:
             draft.say("contact_lost", f"{lost.node} does not answer ({lost.message}); training goes on while steps commit")
             host_silent(draft)
         return
-    host_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), is_gone)
+    _host_seen_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), is_gone)
+
+
+def _host_seen_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool) -> None:
+    had = [device for device in draft.record.pids if device.node == node]
+    host_lost(draft, node, fault, is_gone)
+    fault_seen(draft, fault, had)
 
 
 def deadline_passed(draft: Draft, key: str) -> None:

@@ -25,11 +25,13 @@ from orchestrator.detection.waitfor import (
     diagnose,
     fingerprint,
 )
+from orchestrator.domain.faults import Verdict
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank
 from orchestrator.domain.job import Cause, Failed, Fault, Looking
 from orchestrator.domain.protocol import KillRank, LookAround, RanksSeen, RanksStalled
 
 from .draft import Draft
+from .faulting import fault_seen
 from .forming import at_work, current_forming
 from .reforming import begin_reform, host_lost
 from .stopping import stop
@@ -81,7 +83,9 @@ def conclude(draft: Draft) -> None:
         case NodesSilent(nodes=nodes, message=message):
             for node in nodes:
                 fault = replace(host_fault(node, message, draft.now), at=draft.now - found.still_s)
+                had = [device for device in draft.record.pids if device.node == node]
                 host_lost(draft, node, fault, False)
+                fault_seen(draft, fault, had)
         case LinksLost() | Circle() | Standstill():
             evidence = (type(found).__name__, *fingerprint(sights))
             if looking.suspected == evidence:
@@ -108,8 +112,13 @@ def _kill(draft: Draft, found: Culprits, marks: Mapping[Device, str]) -> None:
         draft.call(device.node, KillRank(device=device, why=why, dump=True, pid=pid, mark=marks[device]))
     fault = _fault(draft, Cause.HANG, found, found.devices)
     # A program that hangs in the same place of the same step again would do so for ever.
-    signature = f"hang in {found.where}" if found.where else ""
-    begin_reform(draft, replace(fault, signature=signature, is_external=not found.where))
+    is_own = bool(found.where) and not _is_on_purpose(draft, found.devices)
+    begin_reform(draft, replace(fault, signature=f"hang in {found.where}" if is_own else "", is_external=not is_own))
+
+
+def _is_on_purpose(draft: Draft, devices: tuple[Device, ...]) -> bool:
+    hit = [one.devices for one in draft.record.injected if one.verdict is Verdict.OPEN and one.carried_out_at is not None]
+    return any(set(devices) & set(them) for them in hit)
 
 
 def _act(draft: Draft, found: LinksLost | Circle | Standstill) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from orchestrator.domain.events import DeadlinePassed, HostClosed, PlanChosen
 from orchestrator.domain.generation import RankReport
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Cause, Reforming, Running, Stopping
+from orchestrator.domain.layout import partners
 from orchestrator.domain.protocol import (
     CloseGeneration,
     CloseHost,
@@ -21,6 +23,7 @@ from orchestrator.domain.protocol import (
     FromSeed,
     HostFailed,
     HostOpened,
+    KillRank,
     OpenHost,
     PrepareSeats,
     RankExited,
@@ -269,6 +272,32 @@ def test_when_nobody_can_be_reached_only_max_isolation_ends_the_wait() -> None:
     assert deadlines(bench.record) == {"isolated:1": 660.0}
     bench.tell(DeadlinePassed(job=JOB, key="isolated:1"))
     assert reforming(bench).closing.settlement and bench.record.avoided == {N0, N1, N2, N3}
+
+
+def wearing(stuck: dict[Device, int]) -> Report:
+    return lambda device: replace(a_report(device, voted=3, passed=3, held=3), stuck=stuck.get(device, 0))
+
+
+def test_a_process_with_many_stuck_threads_is_replaced_where_others_hold_its_state() -> None:
+    bench = trained()
+    victim, mirror_of = bench.device(0), partners(bench.plan)
+    worn, few = [d for d in bench.plan.devices[1:] if victim != mirror_of[d] and d != mirror_of[victim]][:2]
+    bench.exited(victim).prepared().all_report(wearing({worn: 3, few: 2}))
+    assert bench.calls(KillRank) == [(worn.node, KillRank(device=worn))] and not bench.calls(FormGeneration)
+    bench.exited(worn, report=a_report(worn, generation=2, held=None))
+    assert bench.preparing() == {worn.node}
+    bench.prepared(worn.node)
+    form = bench.form()
+    assert isinstance(form.restore, FromMemory) and form.committed == 3
+    assert not {victim, worn} & {move.source for move in form.restore.moves}
+    assert isinstance(bench.ready().passed(4).state, Running) and bench.record.generation == 2
+
+
+def test_a_process_that_holds_the_only_copy_of_something_is_kept_however_worn_it_is() -> None:
+    bench = trained()
+    partner = partners(bench.plan)[bench.device(0)]
+    bench.exited(bench.device(0)).prepared().all_report(wearing({partner: 9}))
+    assert not bench.calls(KillRank) and isinstance(bench.form().restore, FromMemory)
 
 
 def test_a_resize_is_not_settled_before_a_rank_has_left() -> None:

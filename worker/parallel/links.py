@@ -22,6 +22,7 @@ from .connection import Connection
 from .forming import QUIET_S, Forming
 from .group import Aborted, PeerLost
 from .pending import Pending
+from .sabotage import BadLink
 
 
 class Links:
@@ -38,6 +39,8 @@ class Links:
         """Pendings whose messages are all through, to be finished by the loop."""
         self._connections: dict[Rank, Connection] = {}
         self._by_fd: dict[int, Connection] = {}
+        self.bad_link: BadLink | None = None
+        """On purpose; any thread may set it, and it shows at the next turn of the loop."""
         self._lost: Rank | None = None
         self._aborted = False
         self._closed = False
@@ -184,6 +187,8 @@ class Links:
 
     def _turn(self, timeout_s: float) -> bool:
         """Whether anything came within timeout_s."""
+        if self.bad_link is not None:
+            timeout_s = self._rest(self.bad_link, timeout_s)
         events = self._poller.poll(timeout_s)
         for fd, event in events:
             if self._aborted:
@@ -213,6 +218,13 @@ class Links:
             (Exchanged(c.rank, c.sent, c.received, c.expects, c.has_unsent) for c in self._connections.values()),
         )
         return now
+
+    def _rest(self, bad_link: BadLink, timeout_s: float) -> float:
+        connected = {rank: c for rank, c in self._connections.items() if not c.departed}
+        timeout_s = bad_link.apply(connected, timeout_s)
+        if bad_link.is_over(time.monotonic()) and self.bad_link is bad_link:
+            self.bad_link = None
+        return timeout_s
 
     def _finish_ready(self) -> None:
         ready = self.ready

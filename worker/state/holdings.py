@@ -71,13 +71,33 @@ class Holdings:
 
     def views(self, interval: Interval) -> list[torch.Tensor]:
         """What is held of an interval, in order of element: views (3, k) into `state`."""
+        return [view for _, view in self.parts(interval)]
+
+    def parts(self, interval: Interval) -> list[tuple[Interval, torch.Tensor]]:
+        """What is held of an interval, in order of element: which elements, and a view (3, k) of them."""
         found = []
         for piece in self._by_line.get(interval.line, ()):
             common = piece.interval.intersect(interval)
             if common is not None:
                 low = piece.offset + common.start - piece.interval.start
-                found.append((common.start, self.state[:, low : low + len(common)]))
-        return [view for _, view in sorted(found, key=lambda pair: pair[0])]
+                found.append((common, self.state[:, low : low + len(common)]))
+        return sorted(found, key=lambda pair: pair[0])
+
+    def keep(self, old: Holdings) -> int:
+        """Take over whatever `old` holds of this layout, and how many elements that is. `old` stays as it is.
+
+        Where both layouts are the same the memory is shared: a copy would be as large as all there is.
+        """
+        if self.pieces == old.pieces and self.state.shape == old.state.shape:
+            self.state, self.gradient = old.state, old.gradient
+            return sum(len(piece.interval) for piece in self.pieces)
+        kept = 0
+        for piece in self.pieces:
+            for common, view in old.parts(piece.interval):
+                low = piece.offset + common.start - piece.interval.start
+                self.state[:, low : low + len(common)].copy_(view)
+                kept += len(common)
+        return kept
 
     def fill(self, interval: Interval, values: torch.Tensor) -> None:
         """values: (3, len(interval)); every element of the interval must be held."""

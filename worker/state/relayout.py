@@ -20,6 +20,7 @@ from orchestrator.domain.spec import JobSpec
 
 from ..checkpoint.reader import read
 from ..donation import Donation
+from ..faultpoints import faultpoint
 from ..parallel.data import Session
 from ..program import Program
 from .holdings import KINDS, Holdings
@@ -65,7 +66,7 @@ def give(old: Holdings | None, moves: Sequence[Move], me: Device, donation: Dona
 def from_memory(holdings: Holdings, old: Holdings | None, moves: Sequence[Move], me: Device, session: Session) -> None:
     """Keep what this device has, exchange the rest. Every rank of the generation calls this with the same moves.
 
-    Raises NotHeld where `old` lacks an interval this device is the source of.
+    Raises NotHeld where `old` lacks an interval this device is the source of, or the new layout is not filled whole.
     """
     ranks = session.ranks
     outgoing: dict[Rank, list[Interval]] = defaultdict(list)
@@ -74,23 +75,23 @@ def from_memory(holdings: Holdings, old: Holdings | None, moves: Sequence[Move],
         if move.source == me:
             if old is None or not old.covers(move.interval):
                 raise NotHeld(f"{me} was to provide {move.interval}, which it does not hold; restore from a checkpoint")
-            if move.target == me:
-                holdings.fill(move.interval, _joined(old.views(move.interval)))
-            else:
+            if move.target != me:
                 outgoing[ranks[move.target]].append(move.interval)
         elif move.target == me:
             incoming[ranks[move.source]].append(move.interval)
+    kept = holdings.keep(old) if old is not None else 0
+    missing = sum(map(len, holdings.intervals)) - kept - sum(map(_total, incoming.values()))
+    if missing:
+        raise NotHeld(f"{me} has no source for {missing} elements of its layout; restore from a checkpoint")
     # One message per pair of ranks, in order of rank, so that both ends agree without another word.
     sends = [(rank, _message(old, outgoing[rank])) for rank in sorted(outgoing) if old is not None]
     receives = [(rank, torch.empty(3, _total(incoming[rank]), device=holdings.state.device)) for rank in sorted(incoming)]
     if sends or receives:
-        session.exchange(sends, receives)
+        posted = session.post(sends, receives)
+        faultpoint("in_transfer")
+        posted.wait()
     for rank, values in receives:
         _spread(holdings, incoming, rank, values)
-
-
-def _joined(views: list[torch.Tensor]) -> torch.Tensor:
-    return views[0] if len(views) == 1 else torch.cat(views, dim=1)
 
 
 def _message(old: Holdings, intervals: Sequence[Interval]) -> torch.Tensor:
