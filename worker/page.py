@@ -28,9 +28,11 @@ from orchestrator.domain.sight import Traffic
 
 from .progress import Exchanged, Phase
 
-PAGE_VERSION = 2
+PAGE_VERSION = 3
 MAX_IDS = 1024
 """Micro-batch ids whose losses fit on a page."""
+MAX_GROUPS = 4096
+"""Parameter groups whose maxima fit on a page."""
 
 _MAGIC = int.from_bytes(b"everstep", "little")
 MAX_PEERS = 512
@@ -40,9 +42,9 @@ _GROUP_AT, _GROUP_BYTES = 24 * 8, 256
 _TRAFFIC_AT = _GROUP_AT + _GROUP_BYTES
 _TABLE = struct.Struct("<qqqqq")  # number of writes, collective, quiet since (ns), written at (ns), number of rows
 _ROW = struct.Struct("<qqqq")  # peer, messages sent, messages received, 1 awaits | 2 unsent
-_HEAD = struct.Struct("<qqdq")  # generation, step, norm, number of losses
+_HEAD = struct.Struct("<qqdqq")  # generation, step, norm, number of losses, of maxima
 _SLOTS_AT = _TRAFFIC_AT + _TABLE.size + _ROW.size * MAX_PEERS
-_SLOT_BYTES = 16 + _HEAD.size + 8 * MAX_IDS
+_SLOT_BYTES = 16 + _HEAD.size + 8 * (MAX_IDS + MAX_GROUPS)
 _PAGE_BYTES = -(-(_SLOTS_AT + 2 * _SLOT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -132,14 +134,15 @@ def members_in(group: str) -> tuple[Rank, ...]:
 
 
 def pack_answer(generation: Generation, answer: Answer) -> bytes:
-    head = _HEAD.pack(generation, answer.step, answer.norm, len(answer.losses))
-    return head + struct.pack(f"<{len(answer.losses)}d", *answer.losses)
+    numbers = (*answer.losses, *answer.maxima)
+    head = _HEAD.pack(generation, answer.step, answer.norm, len(answer.losses), len(answer.maxima))
+    return head + struct.pack(f"<{len(numbers)}d", *numbers)
 
 
 def unpack_answer(data: bytes) -> tuple[Generation, Answer]:
-    generation, step, norm, count = _HEAD.unpack_from(data)
-    losses = struct.unpack_from(f"<{count}d", data, _HEAD.size)
-    return Generation(generation), Answer(step=Step(step), norm=norm, losses=losses)
+    generation, step, norm, ids, groups = _HEAD.unpack_from(data)
+    numbers = struct.unpack_from(f"<{ids + groups}d", data, _HEAD.size)
+    return Generation(generation), Answer(step=Step(step), norm=norm, losses=numbers[:ids], maxima=numbers[ids:])
 
 
 class _Mapped:
@@ -219,6 +222,8 @@ class PageWriter(_Mapped):
     def passed(self, answer: Answer) -> None:
         if len(answer.losses) > MAX_IDS:
             raise EverstepError(f"step has {len(answer.losses)} micro-batches, {MAX_IDS} fit; use larger micro-batches")
+        if len(answer.maxima) > MAX_GROUPS:
+            raise EverstepError(f"step has {len(answer.maxima)} maxima, {MAX_GROUPS} fit; set train.exact to false")
         number = self._words[_Word.ANSWERS] + 1
         body = pack_answer(self.generation, answer)
         at = _SLOTS_AT + (number & 1) * _SLOT_BYTES

@@ -16,6 +16,9 @@ class Answer:
     """Global gradient norm before clipping."""
     losses: tuple[float, ...]
     """Mean loss of each micro-batch id, in order of id."""
+    maxima: tuple[float, ...] = ()
+    """exact mode: the largest absolute value of any micro-batch's gradient, for each group of `exact_groups`; the next
+    step's scale is made of it."""
 
     @property
     def loss(self) -> float:

@@ -19,7 +19,7 @@ from orchestrator.domain.spec import JobSpec
 
 from .memory import Memory, Violation, check_filled
 from .rank import SimRank
-from .scenario import loss, profile
+from .scenario import loss, maxima, profile
 
 if TYPE_CHECKING:
     from .world import World
@@ -134,7 +134,15 @@ class Arena:
             raise Violation(f"generation {self.generation} restores from {restore.checkpoint}, which was never committed")
         if isinstance(restore, FromMemory):
             self._check_moves(restore)
+        if not isinstance(restore, FromSeed) and self.step:
+            self._check_answer(restore)
         self._each(BLINK_S, self._restored, self._compute_next)
+
+    def _check_answer(self, restore: FromMemory | FromCheckpoint) -> None:
+        """An exact job goes on with the scale that an undisturbed run would have."""
+        answer = restore.answer if isinstance(restore, FromMemory) else restore.checkpoint.answer
+        if self.spec.train.exact and (answer is None or answer.maxima != maxima(self.spec, self.step)):
+            raise Violation(f"generation {self.generation} starts from step {self.step} and is told {answer}")
 
     def _check_moves(self, restore: FromMemory) -> None:
         for device in self.form.plan.devices:
@@ -201,7 +209,7 @@ class Arena:
         for pipeline in self.form.plan.pipelines:
             for number in pipeline.micro_batches:
                 losses[number] += loss(self.spec, step, number)
-        return Answer(step=step, norm=sum(losses), losses=tuple(losses))
+        return Answer(step=step, norm=sum(losses), losses=tuple(losses), maxima=maxima(self.spec, step))
 
     def _finish(self, rank: SimRank) -> None:
         rank.finished = True

@@ -91,7 +91,12 @@ def _job(rng: Random, number: int, devices: int, steps: int | None) -> JobSpec:
         program="causal_lm",
         data=DataSpec(files=("*.txt",)),
         train=TrainSpec(
-            steps=steps or rng.randint(30, 120), micro_batches=micro_batches, micro_batch_size=1, sequence=8, seed=number
+            steps=steps or rng.randint(30, 120),
+            micro_batches=micro_batches,
+            micro_batch_size=1,
+            sequence=8,
+            seed=number,
+            exact=bool(number % 2 or micro_batches == 6),
         ),
         parallel=ParallelSpec(tp=tp if fits else None, pp=pp if fits else None),
         checkpoint=CheckpointSpec(every=rng.choice((0, 5, 10, 25))),
@@ -116,7 +121,12 @@ def loss(spec: JobSpec, step: Step, micro_batch: int) -> float:
 
 def reference(spec: JobSpec, step: Step) -> Answer:
     losses = tuple(loss(spec, step, number) for number in range(spec.train.micro_batches))
-    return Answer(step=step, norm=sum(losses), losses=losses)
+    return Answer(step=step, norm=sum(losses), losses=losses, maxima=maxima(spec, step))
+
+
+def maxima(spec: JobSpec, step: Step) -> tuple[float, ...]:
+    """Of exact jobs: what the scale of the next step is made of."""
+    return (float(step), 1.0 / step) if spec.train.exact else ()
 
 
 def node_name(number: int) -> NodeId:

@@ -18,7 +18,7 @@ from .checkers import Checker
 from .clock import Clock
 from .host import SimHost
 from .memory import Violation
-from .scenario import Scenario, node_name
+from .scenario import Scenario, node_name, reference
 from .store import SimStore
 from .supervisor import SimSupervisor
 
@@ -104,7 +104,8 @@ class World:
         if plan and {shard.device for shard in effect.shards} != set(plan.devices):
             raise Violation(f"the checkpoint of step {effect.step} of {effect.job} lacks shards of {plan.describe()}")
         path = f"/shared/{effect.job}/{effect.step}-{effect.generation}"
-        checkpoint = CheckpointRef(step=effect.step, generation=effect.generation, path=path)
+        answer = reference(effect.spec, effect.step)
+        checkpoint = CheckpointRef(step=effect.step, generation=effect.generation, path=path, answer=answer)
         self.checkpoints[effect.job].add(checkpoint)
         return checkpoint
 

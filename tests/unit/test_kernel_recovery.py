@@ -574,3 +574,43 @@ def test_a_job_that_has_all_its_steps_and_no_checkpoints_needs_no_recovery() -> 
 def test_the_lost_node_is_a_device_of_nobody() -> None:
     bench = trained().host_gone(N3)
     assert a_device(3) not in bench.record.pids and a_device(3) not in bench.record.listeners
+
+
+# --- exact jobs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_generation_that_ends_before_it_committed_passes_the_checkpoints_answer_on() -> None:
+    """An exact job's next scale is made of it: without it, the first step after a second failure would have other bits."""
+    answer = replace(an_answer(2), maxima=(0.5, 0.25))
+    bench = trained().checkpoint(2, answer)
+    # Both nodes of an interval: nothing but the checkpoint has it.
+    owner, mirror = next(iter(partners(bench.plan).items()))
+    for node in {owner.node, mirror.node}:
+        bench.host_gone(node)
+    for node in {owner.node, mirror.node}:
+        bench.add_node(int(node[1:]))
+    bench.all_report(holding(3)).planned().opened().prepared()
+    first = bench.form()
+    assert isinstance(first.restore, FromCheckpoint) and first.restore.checkpoint.answer == answer
+    bench.ready()
+    bench.exited(bench.device(0))
+    bench.all_report(lambda d: a_report(d, generation=first.generation, voted=2, held=2)).prepared()
+    second = bench.form()
+    assert second.generation > first.generation
+    assert isinstance(second.restore, FromMemory) and second.restore.answer == answer
+
+
+def test_an_exact_job_says_when_its_bits_are_no_longer_the_same() -> None:
+    spec = a_spec(pp=2, micro_batches=2)
+    bench = Bench(nodes=2, spec=replace(spec, train=replace(spec.train, exact="best_effort"))).running().passed(1)
+    before = bench.record.exact_on
+    assert before == f"tp{bench.plan.tp} on cpu" and "exactness_changed" not in bench.said_to_people()
+    bench.exited(bench.device(0)).all_report(holding(1)).planned().opened().prepared().ready()
+    assert bench.record.exact_on == before and "exactness_changed" not in bench.said_to_people()
+    node = bench.plan.nodes[0]
+    bench.nodes[node] = replace(bench.nodes[node], kind="H100")
+    bench.see_nodes().exited(bench.device(0))
+    (said,) = [entry for entry in bench.history if entry.type == "exactness_changed"]
+    assert said.message == (
+        f"from the next step on weights have the bits of tp{bench.plan.tp} on H100 and cpu, no longer those of {before}"
+    )
