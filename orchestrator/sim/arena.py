@@ -176,7 +176,11 @@ class Arena:
         self.members = self.form.plan.devices  # donors have done their part
         self.here = {device: self.here[device] for device in self.members}
         step = Step(max(rank.memory.step for rank in self.here.values() if rank.memory) + 1)
-        if step <= self.spec.train.steps:
+        if step == self.world.scenario.broken.get(self.job):
+            rank = self.here[self.world.rng.choice(self.members)]
+            rank.soon(*COMPUTE_S, lambda: rank.host.kill(rank, f"BrokenError: at {self.world.clock.now:.3f}"))
+            self._each(COMPUTE_S, lambda _: None, lambda: None)  # nobody gets to the vote
+        elif step <= self.spec.train.steps:
             self._each(COMPUTE_S, lambda _: None, lambda: self._each(BLINK_S, vote, lambda: self._pass(step)))
 
         def vote(rank: SimRank) -> None:

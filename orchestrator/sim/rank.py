@@ -47,6 +47,7 @@ class SimRank:
         self.answered_in = Generation(0)
         self.finished = False
         self.stuck = 0
+        self.raised = ""
         self._when_thawed: list[Callable[[], None]] = []
         self.armed: dict[str, Callable[[], None]] = {}
         """What happens on purpose at a fault point, once."""

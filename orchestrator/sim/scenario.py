@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 
@@ -16,6 +17,8 @@ class Trouble(StrEnum):
     KILL_RANK = "kill_rank"
     KILL_VOTER = "kill_voter"
     """The first rank to see a vote pass, in that instant."""
+    RAISE = "raise"
+    """The program of a rank raises, once."""
     KILL_NODE = "kill_node"
     KILL_HOST = "kill_host"
     FAIL_HOST = "fail_host"
@@ -52,6 +55,26 @@ class Scenario:
     between_s: float
     trouble_until_s: float
     gentle: bool
+    failures: int | None = None
+    """No more than so many troubles."""
+    broken: Mapping[str, int] = field(default_factory=dict)
+    """Jobs whose program raises in this step, every time: they must end there, with the verdict that says so."""
+
+
+def one_failure(seed: int) -> Scenario:
+    """A short job that meets one failure, for a supervisor to die at any point of the recovery."""
+    rng = Random(f"one failure {seed}")
+    nodes = tuple(rng.choice((2, 2, 4)) for _ in range(rng.randint(3, 4)))
+    return Scenario(
+        seed=seed,
+        nodes=nodes,
+        jobs=(_job(rng, 0, sum(nodes), 12),),
+        troubles=(rng.choice((Trouble.KILL_RANK, Trouble.KILL_VOTER, Trouble.KILL_NODE, Trouble.KILL_HOST)),),
+        between_s=0.3,
+        trouble_until_s=60.0,
+        gentle=True,
+        failures=1,
+    )
 
 
 def scenario(seed: int, steps: int | None = None) -> Scenario:
@@ -79,6 +102,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         between_s=rng.choice((0.3, 1.0, 3.0)),
         trouble_until_s=rng.uniform(10.0, 30.0),
         gentle=gentle,
+        broken={"job0": Random(f"broken {seed}").randint(3, 25)} if seed % 10 == 7 else {},
     )
 
 
