@@ -37,11 +37,13 @@ from orchestrator.domain.protocol import (
     RankReported,
     RanksSeen,
     RanksStalled,
+    SelfTest,
     ShardSaved,
     Together,
 )
 
 from .crew import Crew
+from .examination import Examination
 from .injection import Injection, kill_this_process
 from .isolation import GRACE_S, Isolation
 from .lookout import Lookout
@@ -79,6 +81,7 @@ class Host:
         self._term = Term(0)
         self._outcomes: OrderedDict[EffectId, asyncio.Task[None]] = OrderedDict()
         self._outbox = Outbox()
+        self._examination = Examination(self._outbox.add)
         self._order: OpenHost | None = None
         self._crew: Crew | None = None
         self._injection: Injection | None = None
@@ -163,6 +166,9 @@ class Host:
                 self._kill(request)
             case LookAround():
                 self._look_around(request)
+            case SelfTest(device=device):
+                if not self._closing:
+                    self._examination.begin(device)
             case InjectFault():
                 self._opened_crew()
                 assert self._injection is not None
@@ -273,6 +279,7 @@ class Host:
         self._closing = True
         for timer in self._timers.values():
             timer.cancel()
+        await self._examination.close()
         if self._crew is not None:
             await self._crew.close()
         self._outbox.close()

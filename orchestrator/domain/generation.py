@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from .ids import Device, Generation, Rank, Step
 
@@ -34,6 +35,29 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Disagrees:
+    """What this rank has of something differs, to the bit, from what `rank` has of the same: one of the two is wrong.
+
+    state: an interval that one owns and the other mirrors. gradient: of a micro-batch that both computed. memory: `rank` is
+    this rank itself, and what it holds is no longer what it agreed on after the step it holds.
+    """
+
+    rank: Rank
+    about: Literal["state", "gradient", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFinite:
+    """The vote on a step gave NaN or infinity. micro_batches: whose loss it was; none where only a gradient was."""
+
+    step: Step
+    micro_batches: tuple[int, ...]
+
+
+Finding: TypeAlias = Disagrees | NotFinite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """What one rank of a closed generation says, once. A dead rank's is read from its progress page by its host.
 
@@ -41,6 +65,7 @@ class RankReport:
     answer: of the last vote it saw pass, if any in this process.
     held: None when it has nothing whole (never restored, torn, or dead).
     lost_peer: the rank whose connection broke, when that is why it left; positive evidence against that rank.
+    found: what is wrong with the numbers, when that is why it left.
     stuck: threads of it that nothing gets out of a transfer; its process should be replaced when that costs nothing.
     """
 
@@ -51,6 +76,7 @@ class RankReport:
     held: Held | None
     lost_peer: Rank | None = None
     cause: str = ""
+    found: Finding | None = None
     stuck: int = 0
 
     @property
@@ -63,10 +89,11 @@ class Settlement:
     """The recorded answer for a closed generation; its successor starts at step + 1.
 
     holders: devices whose memory is whole at `step` (or will be once they apply `answer`), with the generation whose
-    plan says which intervals those are.
+    plan says which intervals those are. is_distrusted: an owner and its mirror disagreed, so nobody's memory counts.
     """
 
     generation: Generation
     step: Step
     answer: Answer | None
     holders: tuple[tuple[Device, Generation], ...]
+    is_distrusted: bool = False

@@ -129,6 +129,13 @@ class InjectFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTest:
+    """Have a new process find out whether a device computes and remembers rightly; answered by SelfTested."""
+
+    device: Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseHost:
     """End every rank and the zygote; the last request."""
 
@@ -141,7 +148,7 @@ class Together:
 
 
 HostRequest: TypeAlias = (
-    OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | LookAround | InjectFault | CloseHost
+    OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | LookAround | InjectFault | SelfTest | CloseHost
 )
 HostMessage: TypeAlias = HostRequest | Together
 
@@ -256,6 +263,15 @@ class FaultCarriedOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTested:
+    """message: what was tried, or what came out wrong."""
+
+    device: Device
+    passed: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFailed:
     """The host itself cannot serve (the zygote could not start or died)."""
 
@@ -275,6 +291,7 @@ HostEvent: TypeAlias = (
     | ShardSaved
     | RankFinished
     | FaultCarriedOut
+    | SelfTested
     | HostFailed
     | RanksStalled
     | RanksSeen

@@ -31,6 +31,8 @@ from orchestrator.domain.protocol import (
     PrepareSeats,
     RankExited,
     SeatsPrepared,
+    SelfTest,
+    SelfTested,
     ShardSaved,
     StepsPassed,
 )
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 FLUSH_S = 0.2
 LAST_WORDS_LOST = 0.5
+BROKEN = 0.2
+"""How often a device that is tested turns out to be."""
 GRACE_S = 60.0
 WATCH_S = 5.0
 
@@ -108,6 +112,10 @@ class SimHost:
                 self._kill(request)
             case LookAround():
                 self._say(self.lookout.answer(request))
+            case SelfTest(device=device):
+                passed = self.world.rng.random() > BROKEN
+                answer = SelfTested(device=device, passed=passed, message="as good as new" if passed else "wrong answers")
+                self._soon(0.5, 3.0, lambda: self._say(answer))
             case InjectFault():
                 self._inject(request)
             case CloseHost():

@@ -22,6 +22,7 @@ from orchestrator.domain.protocol import (
     RanksSeen,
     RanksStalled,
     SeatsPrepared,
+    SelfTested,
     ShardSaved,
     StepsPassed,
 )
@@ -33,6 +34,7 @@ from .forming import host_opened, rank_ready, seats_prepared
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
 from .stalling import conclude, host_silent, ranks_seen, ranks_stalled
 from .stopping import abandon_hosts, host_closed, stop
+from .testing import self_tested
 from .training import shard_saved, steps_passed
 
 
@@ -64,6 +66,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             ranks_stalled(draft, node, said.event)
         case RanksSeen():
             ranks_seen(draft, node, said.event)
+        case SelfTested():
+            self_tested(draft, said.event)
         case FaultCarriedOut():
             fault_carried_out(draft, said.event)
         case HostFailed(message=message, log_tail=tail):
