@@ -140,6 +140,8 @@ class IncidentView(View):
     predicted: dict[str, float] = {}
     options: tuple[OptionView, ...] = ()
     """Every way out that was weighed, the cheapest first; of recent incidents only."""
+    stack: tuple[str, ...] = ()
+    """Where the process that hung and was killed for it stood."""
 
 
 class CheckpointView(View):

@@ -58,7 +58,7 @@ def begin_reform(
     if draft.record.planning:
         # That plan was asked for under the next number: skip it, so that its late answer is not taken for ours.
         draft.set(generation=draft.next_generation(), planning=False)
-    draft.set(saving={}, target=None, considered=frozenset())
+    draft.set(saving={}, target=None, considered=frozenset(), looking=None)
     if again:
         draft.update_incident(attempts=reforming.attempt)
     else:
@@ -88,7 +88,8 @@ def _broken(draft: Draft) -> tuple[Generation, Plan, frozenset[Device]]:
     """The generation that ends, its plan, and whose reports settle it."""
     state = draft.state
     if isinstance(state, Running):
-        return state.generation, state.plan, frozenset(state.plan.devices)
+        # Donors that have given idle on with what they held, which is the newest there is until a step is committed.
+        return state.generation, state.plan, frozenset(state.plan.devices) | frozenset(draft.record.pids)
     if isinstance(state, Starting):
         return state.forming.generation, state.forming.plan, frozenset(state.forming.addresses)
     assert isinstance(state, Reforming)
