@@ -25,6 +25,7 @@ from orchestrator.domain.events import (
     EffectDone,
     HistoryEntry,
     HostClosed,
+    HostHeard,
     HostLost,
     HostSaid,
     Input,
@@ -379,4 +380,5 @@ FAULTS = (
         why="the rank was killed",
     ),
 )
-LATER: tuple[object, ...] = (*FAULTS, *LOOKING_REQUESTS, *LOOKING_EVENTS)
+HEARD = (HostHeard(job=JOB, node=NODE),)
+LATER: tuple[object, ...] = (*FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS)

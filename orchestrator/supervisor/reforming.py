@@ -87,7 +87,8 @@ def _broken(draft: Draft) -> tuple[Generation, Plan, frozenset[Device]]:
     """The generation that ends, its plan, and whose reports settle it."""
     state = draft.state
     if isinstance(state, Running):
-        return state.generation, state.plan, frozenset(state.plan.devices)
+        # Donors that have given idle on with what they held, which is the newest there is until a step is committed.
+        return state.generation, state.plan, frozenset(state.plan.devices) | frozenset(draft.record.pids)
     if isinstance(state, Starting):
         return state.forming.generation, state.forming.plan, frozenset(state.forming.addresses)
     assert isinstance(state, Reforming)
