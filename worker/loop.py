@@ -9,7 +9,7 @@ reports, and is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -19,11 +19,11 @@ from typing import assert_never
 import torch
 
 from orchestrator.domain.errors import EverstepError
-from orchestrator.domain.generation import Answer, Held, RankReport
+from orchestrator.domain.generation import Answer, Arrived, Held, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
 from orchestrator.domain.layout import Bucket, buckets
 from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
-from orchestrator.domain.profile import Profile
+from orchestrator.domain.profile import Interval, Profile, joined
 from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, Restore, ShardSaved
 from orchestrator.domain.spec import JobSpec
 
@@ -72,6 +72,8 @@ class Trainer:
         self._voted = Step(0)
         self._answer: Answer | None = None
         self._holdings: Holdings | None = None
+        # Being filled for a generation that has not begun, all of one step: sources too, for what had arrived.
+        self._arriving: list[Holdings] = []
         self._buffers: Buffers | None = None
         self._stage: StageRunner | None = None
         self._data: DataAxis | None = None
@@ -109,9 +111,7 @@ class Trainer:
         """Give what this rank holds to members of a generation it has no seat in. Raises Aborted, PeerLost, NotHeld."""
         assert isinstance(form.restore, FromMemory)
         self._settle(form.restore)
-        held = self._holdings
-        whole = held if held is not None and not held.torn and held.step == form.restore.step else None
-        give(whole, form.restore.moves, self._me, donation)
+        give(self._stores(form.restore.step), form.restore.moves, self._me, donation)
 
     def report(self, generation: Generation, lost_peer: Rank | None = None, cause: str = "") -> RankReport:
         """What this rank knows, whatever it was doing when it left."""
@@ -124,7 +124,15 @@ class Trainer:
             held=Held(generation=held.generation, step=held.step) if held is not None and not held.torn else None,
             lost_peer=lost_peer,
             cause=cause,
+            arrived=self._arrived(),
         )
+
+    def _arrived(self) -> Arrived | None:
+        held = self._holdings
+        has = held.covers if held is not None and not held.torn else lambda _: False
+        step = max((store.step for store in self._arriving), default=Step(0))
+        found = joined(i for store in self._arriving if store.step == step for i in _arrived_in(store) if not has(i))
+        return Arrived(step=step, intervals=found) if found else None
 
     @property
     def holdings(self) -> Holdings | None:
@@ -226,7 +234,9 @@ class Trainer:
         step, held = _step_of(restore), self._holdings
         answer = restore.answer if isinstance(restore, FromMemory) else None
         if not isinstance(restore, FromMemory):
-            self._holdings = None  # rolled back: what is in memory belongs to steps that no longer count
+            # Rolled back: what is in memory belongs to steps that no longer count.
+            self._holdings = None
+            self._arriving.clear()
         elif held is not None and not held.torn and answer is not None and self._voted == step == answer.step:
             self._apply(held, answer)
         self._voted = step
@@ -236,21 +246,43 @@ class Trainer:
     def _fill(self, session: Session, plan_buckets: tuple[Bucket, ...], restore: Restore) -> None:
         """Replace the holdings by complete ones under the new layout."""
         fresh = Holdings(plan_buckets, session.seat.rank, session.mirrored, session.generation, self._device)
+        fresh.step = _step_of(restore)
         match restore:
             case FromSeed():
                 from_seed(fresh, self._program, self._spec, self._profile)
             case FromCheckpoint():
                 from_checkpoint(fresh, Path(restore.checkpoint.path))
             case FromMemory():
-                held = self._holdings
-                old = held if held is not None and not held.torn and held.step == restore.step else None
-                from_memory(fresh, old, restore.moves, self._me, session)
+                stores = self._stores(restore.step)
+                fresh = self._to_fill(fresh, stores)
+                from_memory(fresh, stores, restore.moves, self._me, session)
                 # Let nobody drop what another rank may still have to be given again: wait until all have everything.
                 session.vote(torch.zeros(1, dtype=torch.float64))
             case _:
                 assert_never(restore)
-        fresh.step = _step_of(restore)
+        fresh.arrived = None
+        fresh.generation = session.generation
         self._holdings = fresh
+        self._arriving.clear()
+
+    def _stores(self, step: Step) -> list[Holdings]:
+        """Whatever in this rank's memory is whole at `step`, all of it or in part; of what was arriving the rest goes."""
+        held = self._holdings
+        stores = [held] if held is not None and not held.torn and held.step == step else []
+        for store in reversed(self._arriving):  # the newest was filled from the others as far as it has room
+            if store.step == step and not all(any(s.covers(i) for s in stores) for i in _arrived_in(store)):
+                stores.append(store)
+        self._arriving = [store for store in stores if store is not held]
+        return stores
+
+    def _to_fill(self, fresh: Holdings, stores: Sequence[Holdings]) -> Holdings:
+        """What is laid out as wanted goes on being filled, or is full already; else `fresh` is, from the beginning."""
+        same = next((store for store in stores if store.is_laid_out_like(fresh)), None)
+        if same is not None:
+            return same
+        fresh.arrived = {}
+        self._arriving.append(fresh)
+        return fresh
 
     # --- checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -294,6 +326,11 @@ def warm(spec: JobSpec, profile: Profile, program: Program) -> None:
         else:
             y.backward(torch.zeros_like(y))
         adamw(train, Answer(step=Step(1), norm=0.0, losses=(0.0,)), held.state, held.gradient, held.decayed)
+
+
+def _arrived_in(store: Holdings) -> Iterator[Interval]:
+    for intervals in (store.arrived or {}).values():
+        yield from intervals
 
 
 def _step_of(restore: Restore) -> Step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .ids import Device, Generation, Rank, Step
+from .profile import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +32,21 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """Intervals that came to a rank before their transfer was over: each whole at `step`, beside whatever it holds."""
+
+    step: Step
+    intervals: tuple[Interval, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """What one rank of a closed generation says, once. A dead rank's is read from its progress page by its host.
 
     voted: last step it entered the vote for, which means its reduced gradients of that step are complete.
     answer: of the last vote it saw pass, if any in this process.
     held: None when it has nothing whole (never restored, torn, or dead).
+    arrived: what a transfer that was cut short had brought, as far as `held` does not have it.
     lost_peer: the rank whose connection broke, when that is why it left; positive evidence against that rank.
     """
 
@@ -47,6 +57,7 @@ class RankReport:
     held: Held | None
     lost_peer: Rank | None = None
     cause: str = ""
+    arrived: Arrived | None = None
 
     @property
     def passed(self) -> Step:
@@ -59,9 +70,11 @@ class Settlement:
 
     holders: devices whose memory is whole at `step` (or will be once they apply `answer`), with the generation whose
     plan says which intervals those are.
+    arrived: intervals at `step` in devices' memory besides.
     """
 
     generation: Generation
     step: Step
     answer: Answer | None
     holders: tuple[tuple[Device, Generation], ...]
+    arrived: tuple[tuple[Device, tuple[Interval, ...]], ...] = ()

@@ -25,7 +25,12 @@ def settle(
         for device, report in sorted(reports.items())
         if report.held is not None and _can_reach(report, step, answer)
     )
-    return Settlement(generation=generation, step=step, answer=answer, holders=holders)
+    arrived = tuple(
+        (device, report.arrived.intervals)
+        for device, report in sorted(reports.items())
+        if report.arrived is not None and report.arrived.step == step
+    )
+    return Settlement(generation=generation, step=step, answer=answer, holders=holders, arrived=arrived)
 
 
 def _is_of(report: RankReport, generation: Generation) -> bool:

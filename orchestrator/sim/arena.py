@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
-from orchestrator.domain.layout import layout
+from orchestrator.domain.layout import Move, layout
 from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, RankFinished
 from orchestrator.domain.spec import JobSpec
 
@@ -102,8 +102,7 @@ class Arena:
             if len(done) == len(self.members) and not self.is_broken:
                 then()
 
-        for device in self.members:
-            rank = self.here[device]
+        for rank in [self.here[device] for device in self.members if device in self.here]:
             rank.soon(*within_s, lambda rank=rank: one(rank))  # type: ignore[misc]
 
     # --- restoring --------------------------------------------------------------------------------------------------------
@@ -116,7 +115,35 @@ class Arena:
             raise Violation(f"generation {self.generation} restores from {restore.checkpoint}, which was never committed")
         if isinstance(restore, FromMemory):
             self._check_moves(restore)
-        self._each(BLINK_S, self._restored, self._compute_next)
+        self._each(BLINK_S, self._receive_some, self._receive_rest)
+
+    def _receive_some(self, rank: SimRank) -> None:
+        """A transfer that is cut short has brought some of it."""
+        for move in self._moves_to(rank):
+            if self.world.rng.random() < 0.5:
+                rank.arrived.append(move.interval)
+
+    def _receive_rest(self) -> None:
+        self._kill_donor()
+
+        def receive(rank: SimRank) -> None:
+            rank.arrived.extend(move.interval for move in self._moves_to(rank))
+
+        self._each(BLINK_S, receive, lambda: self._each(BLINK_S, self._restored, self._compute_next))
+
+    def _kill_donor(self) -> None:
+        restore = self.form.restore
+        moves = restore.moves if isinstance(restore, FromMemory) else ()
+        donors = sorted({m.source for m in moves if m.source != m.target and m.source in self.here})
+        if donors and self.job in self.world.doomed_donors:
+            self.world.doomed_donors.discard(self.job)
+            rank = self.here[self.world.rng.choice(donors)]
+            self.world.note(f"* {self.job} on {rank.device} dies while it gives what it holds")
+            rank.host.kill(rank)
+
+    def _moves_to(self, rank: SimRank) -> list[Move]:
+        restore = self.form.restore
+        return [m for m in restore.moves if m.target == rank.device] if isinstance(restore, FromMemory) else []
 
     def _check_moves(self, restore: FromMemory) -> None:
         for device in self.form.plan.devices:
@@ -124,9 +151,9 @@ class Arena:
             check_filled(f"{device} in generation {self.generation}", self.layout.held(device), moves)
         for move in restore.moves:
             source = self.here.get(move.source)
-            memory = source.memory if source else None
-            if memory is None or memory.step != restore.step or not memory.covers(move.interval):
-                raise Violation(f"{move} of generation {self.generation} at step {restore.step}: the source holds {memory}")
+            if source is None or not source.covers(move.interval, restore.step):
+                held = source.memory if source else None
+                raise Violation(f"{move} of generation {self.generation} at step {restore.step}: the source holds {held}")
 
     def _restored(self, rank: SimRank) -> None:
         if rank.device in self.form.donors:

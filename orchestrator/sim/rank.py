@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.generation import Answer, RankReport
+from orchestrator.domain.generation import Answer, Arrived, RankReport
 from orchestrator.domain.ids import Device, Generation, Rank, Step
+from orchestrator.domain.profile import Interval, joined
 from orchestrator.domain.protocol import FormGeneration, FromMemory, RankReady, RankReported, Restore
 
-from .memory import Memory, Violation
+from .memory import Memory, Violation, uncovered
 
 if TYPE_CHECKING:
     from .arena import Arena
@@ -31,6 +32,9 @@ class SimRank:
         self.alive = True
         self.frozen = False
         self.memory: Memory | None = None
+        self.arrived: list[Interval] = []
+        """What a transfer has brought that is not over, all of it at `arrived_at`."""
+        self.arrived_at = Step(0)
         self.arena: Arena | None = None
         self.session_of = Generation(0)
         self.closed = Generation(0)
@@ -106,6 +110,7 @@ class SimRank:
             held=self.memory.held if self.memory else None,
             lost_peer=lost_peer,
             cause=cause,
+            arrived=Arrived(step=self.arrived_at, intervals=joined(self.arrived)) if self.arrived else None,
         )
         self.host.rank_says(self, RankReported(report=report))
 
@@ -126,14 +131,24 @@ class SimRank:
         """Accept what was recorded as committed."""
         if not isinstance(restore, FromMemory):
             self.memory, self.answer, self.voted = None, None, Step(0)
+            self.arrived.clear()
             return
+        if self.arrived_at != restore.step:
+            self.arrived.clear()
+        self.arrived_at = restore.step
         held, answer = self.memory, restore.answer
         if held and answer and held.step == restore.step - 1 and self.voted == restore.step == answer.step:
             held.step = restore.step
         self.answer = answer
 
+    def covers(self, interval: Interval, step: Step) -> bool:
+        """Whether it can be the source of an interval at a step."""
+        held = self.memory is not None and self.memory.step == step and self.memory.covers(interval)
+        return held or (self.arrived_at == step and not uncovered((interval,), self.arrived))
+
     def restored(self, memory: Memory) -> None:
         self.memory = memory
+        self.arrived.clear()
         self.voted = memory.step
         self.host.rank_says(self, RankReady(device=self.device, generation=memory.generation, phases={"form": 0.01}))
 

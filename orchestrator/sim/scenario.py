@@ -16,6 +16,8 @@ class Trouble(StrEnum):
     KILL_RANK = "kill_rank"
     KILL_VOTER = "kill_voter"
     """The first rank to see a vote pass, in that instant."""
+    KILL_DONOR = "kill_donor"
+    """One that gives state away, in the middle of the job's next transfer."""
     KILL_NODE = "kill_node"
     KILL_HOST = "kill_host"
     FAIL_HOST = "fail_host"

@@ -50,6 +50,8 @@ class Troublemaker:
                 running = [(job, record.generation) for job, record in sorted(world.records().items())]
                 for arena in [world.arenas[key] for key in running if key in world.arenas]:
                     arena.kills_voter = True
+            case Trouble.KILL_DONOR:
+                world.doomed_donors.update(world.records())
             case Trouble.KILL_NODE:
                 alive = [node for node in world.size if node not in world.dead]
                 if len(alive) > 1:

@@ -40,6 +40,8 @@ class World:
         self.size: dict[NodeId, int] = {}
         self.dead: dict[NodeId, float] = {}
         """Dead nodes, and when the cluster notices."""
+        self.doomed_donors: set[JobId] = set()
+        """Jobs whose next transfer costs a donor its life."""
         self._last_pid = 100
         for devices in scenario.nodes:
             self.add_node(devices)

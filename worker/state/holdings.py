@@ -17,7 +17,7 @@ import torch
 
 from orchestrator.domain.ids import Generation, Rank, Step
 from orchestrator.domain.layout import Bucket
-from orchestrator.domain.profile import Interval
+from orchestrator.domain.profile import Interval, joined
 
 KINDS = ("p", "m", "v")
 """What each row of `state` is called in checkpoints."""
@@ -40,7 +40,10 @@ class Piece:
 
 
 class Holdings:
-    """`step` is the last step applied; while `torn` an update is half done and nothing here may be used."""
+    """`step` is the last step applied; while `torn` an update is half done and nothing here may be used.
+
+    arrived: None where everything is there; while a transfer fills it, what is whole so far, line by line.
+    """
 
     def __init__(
         self, buckets: Sequence[Bucket], me: Rank, mirrored: Rank | None, generation: Generation, device: torch.device
@@ -53,6 +56,7 @@ class Holdings:
         self.generation = generation
         self.step = Step(0)
         self.torn = False
+        self.arrived: dict[str, tuple[Interval, ...]] | None = None
         self.state = torch.zeros(3, size, dtype=torch.float32, device=device)
         self.gradient = torch.zeros(size, dtype=torch.float32, device=device)
         self.decayed = _merged((s.offset, s.offset + s.stop - s.start) for s in (*mine, *theirs) if buckets[s.bucket].decay)
@@ -67,7 +71,16 @@ class Holdings:
         return tuple(piece.interval for piece in self.pieces)
 
     def covers(self, interval: Interval) -> bool:
+        """Whether all of it is here, and whole."""
+        if self.arrived is not None:
+            return any(known.intersect(interval) == interval for known in self.arrived.get(interval.line, ()))
+        return self.has_room_for(interval)
+
+    def has_room_for(self, interval: Interval) -> bool:
         return sum(part.numel() for part in self.views(interval)) == 3 * len(interval)
+
+    def is_laid_out_like(self, other: Holdings) -> bool:
+        return (self.owned, self.segments, self.pieces) == (other.owned, other.segments, other.pieces)
 
     def views(self, interval: Interval) -> list[torch.Tensor]:
         """What is held of an interval, in order of element: views (3, k) into `state`."""
@@ -87,6 +100,8 @@ class Holdings:
             position += view.shape[1]
         if position != len(interval):
             raise ValueError(f"{interval} is not held whole")
+        if self.arrived is not None:
+            self.arrived[interval.line] = joined((*self.arrived.get(interval.line, ()), interval))
 
 
 def _segments(buckets: Sequence[Bucket], order: Sequence[int], owner: Rank, offset: int) -> tuple[tuple[Segment, ...], int]:
