@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from datetime import UTC, datetime
 
 from orchestrator.domain.cluster import Node
@@ -35,6 +36,7 @@ def job(record: JobRecord) -> views.JobView:
         incidents=tuple(_incident(item) for item in record.incidents),
         checkpoint=_checkpoint(record),
         failure=_failure(record),
+        attempts=_attempts(record),
         spec=_job_file(record.spec),
     )
 
@@ -195,6 +197,21 @@ def _failure(record: JobRecord) -> views.FailureView | None:
         rank=rank_of(record, failed.device),
         exit_code=failed.exit_code,
         log_tail=failed.log_tail,
+        verdict=failed.verdict,
+    )
+
+
+def _attempts(record: JobRecord) -> tuple[views.AttemptsView, ...]:
+    budget = record.spec.recovery
+    used = Counter((f.fault.cause, f.fault.is_external) for f in record.failures if f.counts)
+    return tuple(
+        views.AttemptsView(
+            cause=cause.value,
+            is_external=is_external,
+            used=count,
+            limit=budget.max_external_attempts if is_external else budget.max_attempts,
+        )
+        for (cause, is_external), count in sorted(used.items())
     )
 
 

@@ -67,6 +67,13 @@ Name = Annotated[
         json_schema_extra={"allowed": "1..63 letters, digits, dots, dashes or underscores, the first a letter or digit"},
     ),
 ]
+LabelWord = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
+        json_schema_extra={"allowed": "1..63 letters, digits, dots, dashes or underscores, a letter or digit at both ends"},
+    ),
+]
 Degree = Annotated[int, Field(strict=True, ge=1, le=65536)]
 
 
@@ -123,6 +130,7 @@ class RecoverySection(Request):
     leave_s: Annotated[Real, Field(ge=0.05, le=60)] = _default(RecoverySpec, "leave_s")
     max_isolation_s: Annotated[Real, Field(ge=0, le=604800)] = _default(RecoverySpec, "max_isolation_s")
     max_attempts: Annotated[Whole, Field(ge=1, le=1000)] = _default(RecoverySpec, "max_attempts")
+    max_external_attempts: Annotated[Whole, Field(ge=1, le=10000)] = _default(RecoverySpec, "max_external_attempts")
 
 
 class JobFile(Request):
@@ -199,6 +207,8 @@ def _known_kind(kind: str) -> str:
 class AddNodeRequest(Request):
     kind: Annotated[str, AfterValidator(_known_kind), Field(json_schema_extra={"allowed": ", ".join(KINDS)})]
     num_devices: Annotated[Whole, Field(ge=1, le=64)] = 2
+    labels: Annotated[dict[LabelWord, LabelWord], Field(max_length=16)] = Field(default_factory=dict)
+    """`rack` and `switch` name failure domains: mirrors keep out of their owner's."""
 
 
 class FaultRequest(Request):

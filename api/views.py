@@ -96,6 +96,17 @@ class FailureView(View):
     rank: int | None
     exit_code: int | None
     log_tail: tuple[str, ...]
+    verdict: str = ""
+    """Which rule gave the job up: repeated_error, no_progress, out_of_attempts; empty where none did."""
+
+
+class AttemptsView(View):
+    """Generations in a row that one cause ended without a committed step; the job fails beyond `limit`."""
+
+    cause: str
+    is_external: bool
+    used: int
+    limit: int
 
 
 class JobSummary(View):
@@ -126,6 +137,7 @@ class JobView(JobSummary):
     incidents: tuple[IncidentView, ...]
     checkpoint: CheckpointView | None
     failure: FailureView | None
+    attempts: tuple[AttemptsView, ...] = ()
     spec: dict[str, Any]
     """The job file with every default written out."""
 

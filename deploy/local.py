@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +49,8 @@ class LocalCluster:
         """Every process of it, at once. Raises NotFound."""
         LocalNodes(self.state_dir).kill_now(NodeId(name))
 
-    def add_node(self, kind: str, num_devices: int = 2) -> str:
-        return asyncio.run(LocalNodes(self.state_dir).add(kind, num_devices))
+    def add_node(self, kind: str, num_devices: int = 2, labels: Mapping[str, str] | None = None) -> str:
+        return asyncio.run(LocalNodes(self.state_dir).add(kind, num_devices, labels))
 
     def down(self) -> None:
         down(self.state_dir)
@@ -195,7 +195,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="deploy.local", description="A local cluster with emulated nodes.")
     parser.add_argument("action", choices=("up", "down", "status"))
     parser.add_argument("--state-dir", type=Path, required=True)
-    parser.add_argument("--nodes", default=DEFAULT_NODES, help=f"KIND:DEVICES of each node (default {DEFAULT_NODES})")
+    parser.add_argument("--nodes", default=DEFAULT_NODES, help=f"KIND:DEVICES[@RACK] of each (default {DEFAULT_NODES})")
     parser.add_argument("--port", type=int, default=0, help="of the API; 0 for any free one")
     asked = parser.parse_args()
     try:

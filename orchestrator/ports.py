@@ -156,7 +156,7 @@ class Cluster(Protocol):
 class NodeProvider(Protocol):
     """Where nodes come from."""
 
-    async def add(self, kind: str, num_devices: int) -> NodeId: ...
+    async def add(self, kind: str, num_devices: int, labels: Mapping[str, str] | None = None) -> NodeId: ...
 
     async def kill(self, node: NodeId) -> None:
         """End every process of the node at once, without warning. Raises NotFound."""

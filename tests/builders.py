@@ -17,6 +17,7 @@ from orchestrator.domain.events import (
     CheckpointCommitted,
     Contact,
     HistoryEntry,
+    HostClosed,
     HostLost,
     HostSaid,
     Input,
@@ -86,6 +87,7 @@ def a_spec(
     mirrors: int = 1,
     min_devices: int = 1,
     max_attempts: int = 8,
+    max_external_attempts: int = 64,
 ) -> JobSpec:
     return JobSpec(
         name="job",
@@ -94,7 +96,7 @@ def a_spec(
         train=TrainSpec(steps=steps, micro_batches=micro_batches, micro_batch_size=1, sequence=8),
         parallel=ParallelSpec(tp=tp, pp=pp, dp=dp, min_devices=min_devices),
         checkpoint=CheckpointSpec(every=every),
-        recovery=RecoverySpec(mirrors=mirrors, max_attempts=max_attempts),
+        recovery=RecoverySpec(mirrors=mirrors, max_attempts=max_attempts, max_external_attempts=max_external_attempts),
     )
 
 
@@ -176,11 +178,21 @@ class Bench:
         self.nodes[node] = Node(id=node, kind="cpu", num_devices=devices)
         return self.see_nodes()
 
+    def label(self, node: NodeId, **labels: str) -> Bench:
+        """Before the cluster is seen."""
+        self.nodes[node] = replace(self.nodes[node], labels=labels)
+        return self
+
     def host_gone(self, node: NodeId) -> Bench:
         return self.tell(HostLost(job=JOB, node=node, contact=Contact.GONE, message="its process has ended"))
 
     def host_silent(self, node: NodeId) -> Bench:
         return self.tell(HostLost(job=JOB, node=node, contact=Contact.UNREACHABLE, message="no answer"))
+
+    def host_closed(self, node: NodeId) -> Bench:
+        """It had been given up; another one may be opened there, and is."""
+        self.tell(HostClosed(job=JOB, node=node))
+        return self.planned().opened()
 
     # --- the way to a running job -----------------------------------------------------------------------------------------
 
@@ -240,10 +252,25 @@ class Bench:
         )
         return self.said(node or self.plan.nodes[0], event)
 
-    def exited(self, device: Device, *, report: RankReport | None = None, user_error: bool = False) -> Bench:
+    def exited(
+        self,
+        device: Device,
+        *,
+        report: RankReport | None = None,
+        user_error: bool = False,
+        exit_code: int = -9,
+        message: str = "boom",
+        log_tail: tuple[str, ...] = (),
+    ) -> Bench:
         at = report or a_report(device, generation=self.record.generation, held=None)
         event = RankExited(
-            device=device, pid=self.record.pids[device], exit_code=-9, report=at, message="boom", user_error=user_error
+            device=device,
+            pid=self.record.pids[device],
+            exit_code=exit_code,
+            report=at,
+            message=message,
+            user_error=user_error,
+            log_tail=log_tail,
         )
         return self.said(device.node, event)
 
@@ -257,6 +284,16 @@ class Bench:
         state = self.state
         assert isinstance(state, Reforming)
         return self.reports(*(make(device) for device in sorted(state.closing.awaited)))
+
+    def recovered(self) -> Bench:
+        """The generation that closes is settled at what is committed, and its successor becomes ready."""
+        state = self.state
+        if isinstance(state, Reforming):
+            step, generation = self.record.committed, state.closing.generation
+            self.all_report(
+                lambda device: a_report(device, generation=generation, voted=step, held=step)
+            ).prepared().ready()
+        return self
 
     def saved(self, at: int, *devices: Device) -> Bench:
         for device in devices or self.plan.devices:

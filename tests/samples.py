@@ -34,6 +34,7 @@ from orchestrator.domain.job import (
     Cause,
     Closing,
     Failed,
+    Failure,
     Fault,
     Forming,
     Incident,
@@ -124,6 +125,17 @@ DEAD = RankReport(device=D2, generation=G1, voted=Step(41), answer=None, held=No
 CHECKPOINT = CheckpointRef(step=Step(40), generation=G1, path="/state/jobs/j/checkpoints/step-00000040.g1")
 SHARD = ShardRef(device=D1, index="d1.json", sha256="ab" * 32)
 MOVE = Move(Interval("embed", 0, 8192), D0, D2)
+FAILURES = (
+    Failure(
+        fault=Fault(cause=Cause.RANK_LOST, message="raised E: 3", at=AT, devices=(D2,), signature="E: #"),
+        generation=G1,
+        step=Step(42),
+        was_formed=True,
+        ranks=("rank 2 on b/0",),
+        has_committed=True,
+        counts=False,
+    ),
+)
 FAULT = Fault(cause=Cause.RANK_LOST, message="rank 2 was killed", at=AT, devices=(D2,))
 FORMING = Forming(
     generation=G2,

@@ -151,17 +151,17 @@ class Crew:
 
     def _zygote_ended(self, exit_code: int) -> None:
         if not self._closing:
-            self._fail(f"the zygote ended with exit code {exit_code}")
+            self._fail(f"the zygote ended with exit code {exit_code}", exit_code)
         for seat in list(self._seats.values()):
             # Its death signal is on its way to them; nobody is left to say how they ended.
             if seat.gone_at or not seat.is_forked:
                 self._bury(seat, -9)
         self._note_if_empty()
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str, exit_code: int = 0) -> None:
         if not self._failed:
             self._failed = True
-            self._tell(HostFailed(message=message, log_tail=self._zygote.log_tail()))
+            self._tell(HostFailed(message=message, log_tail=self._zygote.log_tail(), exit_code=exit_code))
 
     def _answer_preparations(self) -> None:
         for preparation in list(self._preparations):

@@ -47,10 +47,13 @@ def add_node(
     ctx: typer.Context,
     kind: Annotated[str, typer.Argument(metavar="KIND", help="A100, H100, H200, B200 or cpu.")],
     num_devices: Annotated[int, typer.Option("--devices", "-d", min=1, max=64)] = 2,
+    rack: Annotated[str | None, typer.Option(help="Its failure domain; mirrors keep out of their owner's.")] = None,
+    switch: Annotated[str | None, typer.Option(help="Its failure domain where no rack is given.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Add a node; running jobs use it from their next generation on."""
-    accepted = session_of(ctx).client().add_node(kind, num_devices)
+    labels = {name: value for name, value in (("rack", rack), ("switch", switch)) if value}
+    accepted = session_of(ctx).client().add_node(kind, num_devices, labels)
     if as_json:
         print_json(accepted)
     else:

@@ -67,11 +67,18 @@ def jobs_table(jobs: Sequence[JobSummary]) -> Table:
 
 def nodes_table(nodes: Sequence[NodeView]) -> Table:
     table = _table()
-    for name in ("NODE", "KIND", "DEVICES", "STATUS", "ADDRESS"):
+    are_labelled = any(node.labels for node in nodes)
+    for name in ("NODE", "KIND", "DEVICES", "STATUS", "ADDRESS", *(["LABELS"] if are_labelled else [])):
         table.add_column(name, justify="right" if name == "DEVICES" else "left", no_wrap=True)
     for node in nodes:
+        labels = ", ".join(f"{name}={value}" for name, value in sorted(node.labels.items()))
         table.add_row(
-            Text(node.id, "bold"), Text(node.kind), str(node.num_devices), status(node.status), Text(node.address)
+            Text(node.id, "bold"),
+            Text(node.kind),
+            str(node.num_devices),
+            status(node.status),
+            Text(node.address),
+            *([Text(labels, "dim")] if are_labelled else []),
         )
     return table
 

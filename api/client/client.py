@@ -172,8 +172,9 @@ class Client:
     def nodes(self) -> list[NodeView]:
         return [NodeView.model_validate(item) for item in self._json("GET", "/api/v1/nodes")]
 
-    def add_node(self, kind: str, num_devices: int = 2) -> AcceptedView:
-        body = {"kind": kind, "num_devices": num_devices}
+    def add_node(self, kind: str, num_devices: int = 2, labels: Mapping[str, str] | None = None) -> AcceptedView:
+        """labels: `rack` or `switch` is the failure domain mirrors keep out of where they can."""
+        body = {"kind": kind, "num_devices": num_devices} | ({"labels": dict(labels)} if labels else {})
         return AcceptedView.model_validate(self._json("POST", "/api/v1/nodes", json=body, repeatable=False))
 
     def kill_node(self, node: str) -> AcceptedView:

@@ -31,7 +31,7 @@ async def list_nodes(desk: TheDesk) -> list[views.NodeView]:
 @router.post("/nodes", status_code=202, openapi_extra=document(AddNodeRequest))
 async def add_node(desk: TheDesk, wanted: NodeBody) -> views.AcceptedView:
     """Ask for one more node; it shows in the list when it is up."""
-    command = await desk.command(NodeRequested(kind=wanted.kind, num_devices=wanted.num_devices))
+    command = await desk.command(NodeRequested(kind=wanted.kind, num_devices=wanted.num_devices, labels=wanted.labels))
     return views.AcceptedView(id=command, message=f"a {wanted.kind} node with {wanted.num_devices} devices is being added")
 
 

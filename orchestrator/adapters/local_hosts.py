@@ -5,6 +5,7 @@ For tests and benchmarks of everything but Ray; what a host does is not faked.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.domain.cluster import Node, NodeStatus
@@ -51,10 +52,10 @@ class LocalHosts:
             raise HostGone(f"{node} was killed")
         return envelopes
 
-    async def add(self, kind: str, num_devices: int) -> NodeId:
+    async def add(self, kind: str, num_devices: int, labels: Mapping[str, str] | None = None) -> NodeId:
         self._added += 1
         node = NodeId(f"added-{self._added}")
-        self._nodes[node] = Node(id=node, kind=kind, num_devices=num_devices)
+        self._nodes[node] = Node(id=node, kind=kind, num_devices=num_devices, labels=dict(labels or {}))
         return node
 
     async def kill(self, node: NodeId) -> None:

@@ -28,6 +28,8 @@ from .processes import ProcessId, end, exclusively, marked, write_private
 from .ray_environment import CLUSTER_MARK, NODE_MARK
 from .ray_node import HEAD, NodeOrder, Order
 
+LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+"""What Ray takes for a label's name and value."""
 START_S = 60.0
 _KILL_S = 5.0
 
@@ -36,6 +38,7 @@ _KILL_S = 5.0
 class NodeSpec:
     kind: str
     num_devices: int
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class KnownNode:
     kind: str
     num_devices: int
     raylet: ProcessId
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +101,8 @@ class LocalNodes:
 
     # --- NodeProvider -----------------------------------------------------------------------------------------------------
 
-    async def add(self, kind: str, num_devices: int) -> NodeId:
-        return (await asyncio.to_thread(self._add, kind, num_devices))[0]
+    async def add(self, kind: str, num_devices: int, labels: Mapping[str, str] | None = None) -> NodeId:
+        return (await asyncio.to_thread(self._add, NodeSpec(kind, num_devices, labels or {})))[0]
 
     async def kill(self, node: NodeId) -> None:
         await asyncio.to_thread(self.kill_now, node)
@@ -114,11 +118,11 @@ class LocalNodes:
 
     # ----------------------------------------------------------------------------------------------------------------------
 
-    def _add(self, kind: str, num_devices: int) -> Sequence[NodeId]:
+    def _add(self, spec: NodeSpec) -> Sequence[NodeId]:
         registry = self.registry()
         if not registry.address:
             raise Unavailable("no local cluster runs from this state directory; start it first")
-        return self._launch(registry, [NodeSpec(kind, num_devices)], head_port=None)
+        return self._launch(registry, [spec], head_port=None)
 
     def _launch(self, registry: Registry, specs: Sequence[NodeSpec], head_port: int | None) -> Sequence[NodeId]:
         with exclusively(self._lock):
@@ -128,7 +132,7 @@ class LocalNodes:
             for spec in specs:
                 made[spec.kind] = made.get(spec.kind, 0) + 1
                 name = f"{re.sub('[^a-z0-9]+', '-', spec.kind.lower())}-{made[spec.kind]}"
-                orders.append(NodeOrder(name=name, kind=spec.kind, num_devices=spec.num_devices))
+                orders.append(NodeOrder(name=name, kind=spec.kind, num_devices=spec.num_devices, labels=spec.labels))
             order = Order(
                 address=registry.address,
                 temp_dir=str(self.environment.temp_dir),
@@ -137,7 +141,9 @@ class LocalNodes:
             )
             started = self._run(order)
             nodes = {
-                NodeId(one.name): KnownNode(kind=one.kind, num_devices=one.num_devices, raylet=started[one.name])
+                NodeId(one.name): KnownNode(
+                    kind=one.kind, num_devices=one.num_devices, raylet=started[one.name], labels=one.labels
+                )
                 for one in orders
             }
             head = {name: started[name] for name in ("gcs", HEAD) if name in started}
@@ -173,11 +179,26 @@ class LocalNodes:
 
 
 def parse_nodes(text: str) -> tuple[NodeSpec, ...]:
-    """`A100:2,H100:2`: kind and number of devices of each node. Raises EverstepError."""
+    """`A100:2@r1,H100:2@rack=r2+switch=s1`: kind, number of devices and labels of each node. Raises EverstepError.
+
+    A label without a name is the rack.
+    """
     specs = []
     for part in text.split(","):
-        kind, _, count = part.strip().partition(":")
+        size, at, labels = part.strip().partition("@")
+        kind, _, count = size.partition(":")
         if not kind or not (count or "1").isdigit() or not int(count or "1"):
             raise EverstepError(f"{part!r} is not KIND:DEVICES; write A100:2,H100:2, for example")
-        specs.append(NodeSpec(kind, int(count or "1")))
+        specs.append(NodeSpec(kind, int(count or "1"), _labels(part, labels) if at else {}))
     return tuple(specs)
+
+
+def _labels(part: str, text: str) -> dict[str, str]:
+    found = {}
+    for label in text.split("+"):
+        before, equals, after = label.partition("=")
+        name, value = (before, after) if equals else ("rack", before)
+        if not LABEL.fullmatch(name) or not LABEL.fullmatch(value):
+            raise EverstepError(f"{part!r} has a label that is not NAME=VALUE; write A100:2@rack=r1, for example")
+        found[name] = value
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import structlog
@@ -30,6 +30,7 @@ from .ray_environment import (
     NAMESPACE,
     RayEnvironment,
     device_resource,
+    own_labels,
     pin_resource,
 )
 
@@ -106,13 +107,7 @@ class RayCluster:
         is_lost = node.status is NodeStatus.LOST or node.id in self._lost_since or self._is_alive(node.id) is False
         if is_lost:
             self._lost_since.setdefault(node.id, time.monotonic())
-        return Node(
-            id=node.id,
-            kind=node.kind,
-            num_devices=node.num_devices,
-            status=NodeStatus.LOST if is_lost else NodeStatus.UP,
-            address=node.address,
-        )
+        return replace(node, status=NodeStatus.LOST if is_lost else NodeStatus.UP)
 
     def _is_shown(self, node: Node, now: float) -> bool:
         return node.id not in self._lost_since or now - self._lost_since[node.id] < KEEP_LOST_S
@@ -295,6 +290,7 @@ def _node_table() -> tuple[Node, ...]:
                 num_devices=int(labels[DEVICES_LABEL]),
                 status=NodeStatus.UP if row["Alive"] else NodeStatus.LOST,
                 address=row["NodeManagerAddress"],
+                labels=own_labels(labels),
             )
     return tuple(found[id] for id in sorted(found))
 

@@ -24,6 +24,8 @@ CLUSTER_MARK, NODE_MARK = "EVERSTEP_CLUSTER", "EVERSTEP_NODE"
 """Inherited by every process of a cluster, and of a node: how they are found when they must go."""
 
 KIND_LABEL, DEVICES_LABEL = "everstep.kind", "everstep.devices"
+_OWN_LABELS = "everstep.label."
+"""Before the name of each label that users know."""
 
 _SETTINGS = {
     "RAY_AUTH_MODE": "token",
@@ -87,6 +89,17 @@ def prepare(environment: RayEnvironment) -> None:
     found = environment.temp_dir.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise Conflict(f"{environment.temp_dir} is not a folder only you can enter; remove it")
+
+
+def ray_labels(kind: str, num_devices: int, labels: Mapping[str, str]) -> dict[str, str]:
+    """What Ray is told of a node."""
+    own = {f"{_OWN_LABELS}{name}": value for name, value in labels.items()}
+    return {KIND_LABEL: kind, DEVICES_LABEL: str(num_devices), **own}
+
+
+def own_labels(found: Mapping[str, str]) -> dict[str, str]:
+    """Those that users know among what Ray says of a node."""
+    return {name.removeprefix(_OWN_LABELS): value for name, value in found.items() if name.startswith(_OWN_LABELS)}
 
 
 def pin_resource(node: str) -> str:

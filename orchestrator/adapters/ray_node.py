@@ -12,15 +12,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.domain import codec
 
 from .processes import identify
-from .ray_environment import DEVICES_LABEL, KIND_LABEL, NODE_MARK, device_resource, pin_resource
+from .ray_environment import NODE_MARK, device_resource, pin_resource, ray_labels
 
 HEAD = "head"
 OBJECT_STORE_BYTES = 80_000_000
@@ -34,6 +35,7 @@ class NodeOrder:
     name: str
     kind: str
     num_devices: int
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ def start(order: Order) -> dict[str, int]:
         resources: dict[str, float] = (
             {} if node is None else {pin_resource(name): 1, device_resource(name): node.num_devices}
         )
-        labels = {} if node is None else {KIND_LABEL: node.kind, DEVICES_LABEL: str(node.num_devices)}
+        labels = {} if node is None else ray_labels(node.kind, node.num_devices, node.labels)
         sockets = Path(order.temp_dir) / "sockets"
         sockets.mkdir(exist_ok=True)
         params = RayParams(

@@ -32,6 +32,10 @@ KINDS: dict[str, DeviceKind] = {
 }
 
 
+DOMAIN_LABELS = ("rack", "switch")
+"""Labels that name what several nodes lose together, the one that counts first."""
+
+
 class NodeStatus(StrEnum):
     UP = "UP"
     LOST = "LOST"
@@ -47,6 +51,11 @@ class Node:
     status: NodeStatus = NodeStatus.UP
     address: str = "127.0.0.1"
     labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def domain(self) -> str | None:
+        """The failure domain it shares with others, as `rack=r1`; None where no label says so: then it stands alone."""
+        return next((f"{name}={self.labels[name]}" for name in DOMAIN_LABELS if self.labels.get(name)), None)
 
     def devices(self) -> tuple[Device, ...]:
         return tuple(Device(self.id, index) for index in range(self.num_devices))

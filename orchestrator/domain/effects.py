@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .checkpoint import ShardRef
@@ -32,6 +33,8 @@ class ChoosePlan:
     """Usable devices and their kinds."""
     keep: tuple[Device, ...] = ()
     """Devices whose processes are alive and hold state: preferred."""
+    domains: Mapping[NodeId, str] = field(default_factory=dict)
+    """Failure domains that nodes of these devices share with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,7 @@ class KillNode:
 class AddNode:
     kind: str
     num_devices: int
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 Effect: TypeAlias = ProbeProgram | ChoosePlan | CallHost | CommitCheckpoint | KillNode | AddNode

@@ -56,6 +56,7 @@ class NodeRequested:
 
     kind: str
     num_devices: int
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 Command: TypeAlias = JobSubmitted | CancelRequested | FaultRequested | NodeRequested

@@ -49,16 +49,47 @@ class Cause(StrEnum):
     HANG = "hang"
     GROW = "grow"
     SHRINK = "shrink"
+    CONTACT_LOST = "contact_lost"
+    """Nobody could be reached in time: the control plane's trouble, never charged to the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What ended a generation, with the evidence in words. `at` is wall clock, as near the fault as anybody saw it."""
+    """What ended a generation, with the evidence in words. `at` is wall clock, as near the fault as anybody saw it.
+
+    signature: the error, without what differs from one time to the next, where the program or the machinery failed by
+    itself and might do so again; the same one twice at the same step ends the job. is_external: it was done to the job
+    (a signal, a lost node, an injected fault).
+    """
 
     cause: Cause
     message: str
     at: float
     devices: tuple[Device, ...] = ()
+    signature: str = ""
+    is_external: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A generation that a fault ended, kept until the step it was making is committed.
+
+    step: the one it was making. ranks: those at fault, in words. counts: no step at all was committed since, so it is
+    charged to the budget of its cause.
+    """
+
+    fault: Fault
+    generation: Generation
+    step: Step
+    was_formed: bool
+    ranks: tuple[str, ...] = ()
+    has_committed: bool = False
+    counts: bool = True
+
+    @property
+    def is_barren(self) -> bool:
+        """It was formed and ended without a committed step, for a reason of its own."""
+        return self.was_formed and not self.has_committed and not self.fault.is_external
 
 
 # --- a generation being built and one being closed -----------------------------------------------------------------------
@@ -143,6 +174,8 @@ class Failed:
     device: Device | None = None
     exit_code: int | None = None
     log_tail: tuple[str, ...] = ()
+    verdict: str = ""
+    """Which rule ended it, where trying again was given up: repeated_error, no_progress or out_of_attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +265,8 @@ class JobRecord:
     incidents: tuple[Incident, ...] = ()
     failures_in_a_row: int = 0
     """Generations closed by a fault since the last committed step."""
+    failures: tuple[Failure, ...] = ()
+    """Those, oldest first, and earlier ones whose step has not been made since."""
     next_effect: int = 1
     outbox: Mapping[EffectId, Effect] = field(default_factory=dict)
     """Effects committed and not yet known to have been carried out."""

@@ -10,13 +10,13 @@ they are pure and are used by real workers and by the simulator alike.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from .ids import Device, Rank
-from .plan import Plan
+from .ids import Device, NodeId, Rank
+from .plan import Plan, Seat
 from .profile import BLOCK, Interval, Profile
 
 
@@ -114,21 +114,43 @@ def layout(plan: Plan, profile: Profile, *, mirrors: int) -> Layout:
 
 
 def partners(plan: Plan) -> dict[Device, Device]:
-    """owner -> the device that mirrors it: on the next node, or the next device where there is one node.
+    """owner -> the device that mirrors it: in another failure domain where that is possible, else on another node.
 
-    A bijection, so that every device mirrors exactly one other; empty for a single device.
+    A bijection, so that every device mirrors exactly one other; empty for a single device. A mirror shares its owner's
+    domain (its node) only where one domain (one node) holds more than half of the devices, and no more often than it must.
+    It follows from places in the plan, not from names: who takes a lost node's place takes its partners too.
     """
-    by_node = defaultdict(list)
-    for device in sorted(plan.devices):
-        by_node[device.node].append(device)
-    if len(by_node) == 1:
-        ring = next(iter(by_node.values()))
-        return {d: ring[(i + 1) % len(ring)] for i, d in enumerate(ring)} if len(ring) > 1 else {}
-    # Devices of one node stand together on the ring; a shift by the largest node's size leaves every node behind
-    # unless that node holds more than half of the devices, in which case no bijection can.
-    ring = [device for node in sorted(by_node) for device in by_node[node]]
-    shift = max(len(devices) for devices in by_node.values())
-    return {device: ring[(i + shift) % len(ring)] for i, device in enumerate(ring)}
+    ring = _ring(plan)
+    count = len(ring)
+    if count < 2:
+        return {}
+    by_node = Counter(device.node for device in ring)
+    by_domain = Counter(_domain(plan, device.node) for device in ring)
+    largest_node, largest_domain = max(by_node.values()), max(by_domain.values())
+    # Whoever may fail together stands together, so a shift by the size of a block that is at most half leaves it behind.
+    # Of a larger block, all that do not fit elsewhere stay inside, shifted by what is outside or by the largest node.
+    shift = largest_domain if 2 * largest_domain <= count else max(largest_node, count - largest_domain)
+    if shift == count:  # one node
+        shift = 1
+    return {device: ring[(i + shift) % count] for i, device in enumerate(ring)}
+
+
+def _ring(plan: Plan) -> list[Device]:
+    """By rank, but with domains together, and nodes in them."""
+    first_in_domain: dict[str, Rank] = {}
+    first_on_node: dict[NodeId, Rank] = {}
+    for seat in plan.seats:
+        first_in_domain.setdefault(_domain(plan, seat.device.node), seat.rank)
+        first_on_node.setdefault(seat.device.node, seat.rank)
+
+    def place(seat: Seat) -> tuple[Rank, Rank, Rank]:
+        return first_in_domain[_domain(plan, seat.device.node)], first_on_node[seat.device.node], seat.rank
+
+    return [seat.device for seat in sorted(plan.seats, key=place)]
+
+
+def _domain(plan: Plan, node: NodeId) -> str:
+    return plan.domains.get(node, f"node={node}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ Ranks are numbered pipeline by pipeline, stage by stage, tp index fastest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from .ids import Device, NodeId, Rank
@@ -47,6 +48,8 @@ class Plan:
     pipelines: tuple[Pipeline, ...]
     reason: str = ""
     """Why this plan, in words."""
+    domains: Mapping[NodeId, str] = field(default_factory=dict)
+    """The failure domain (rack, switch) of each of its nodes that shares one; any other node is a domain by itself."""
 
     @cached_property
     def seats(self) -> tuple[Seat, ...]:

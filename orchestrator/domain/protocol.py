@@ -186,6 +186,8 @@ class HostFailed:
 
     message: str
     log_tail: tuple[str, ...] = ()
+    exit_code: int = 0
+    """Of its zygote, where that ended; negative for a signal."""
 
 
 HostEvent: TypeAlias = (

@@ -72,7 +72,9 @@ class RecoverySpec:
     max_isolation_s: float = 600.0
     """A host that hears from no supervisor for this long kills its ranks; 0 means never."""
     max_attempts: int = 8
-    """Generations in a row that may fail without a committed step before the job fails."""
+    """Generations in a row that one cause of the job's own may end without a committed step before the job fails."""
+    max_external_attempts: int = 64
+    """The same for what is done to the job: signals, lost nodes, injected faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,7 +168,12 @@ def _plan(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]
     )
     idle = total - degrees.devices
     left = f", {idle} idle" if idle else ""
-    return Plan(pipelines=pipelines, reason=f"{degrees} is the fastest estimate on {total} usable devices{left}")
+    nodes = {device.node for group in groups for device in group}
+    return Plan(
+        pipelines=pipelines,
+        reason=f"{degrees} is the fastest estimate on {total} usable devices{left}",
+        domains={node: domain for node, domain in sorted(request.domains.items()) if node in nodes},
+    )
 
 
 def _layer_bounds(profile: Profile, stages: int) -> list[int]:

@@ -243,7 +243,7 @@ class SimHost:
         """Its zygote ends."""
         if not self._failed and self._opened is not None:
             self._failed = True
-            self._say(HostFailed(message="the zygote ended with exit code -9"))
+            self._say(HostFailed(message="the zygote ended with exit code -9", exit_code=-9))
             for _, rank in sorted(self.ranks.items()):
                 self.kill(rank)
 

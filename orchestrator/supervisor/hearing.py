@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from orchestrator.detection.classify import exit_fault, host_fault
+from orchestrator.detection.classify import exit_fault, host_failure, host_fault
 from orchestrator.domain.events import Contact, HostLost, HostSaid
 from orchestrator.domain.job import Cause, Failed, Fault, Reforming, Starting, Stopping
 from orchestrator.domain.protocol import (
@@ -58,7 +58,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             if isinstance(draft.state, Starting) and not draft.record.incidents:
                 stop(draft, Failed(at=draft.now, message=f"the host on {node} failed: {message}", log_tail=tail))
             else:
-                host_lost(draft, node, host_fault(node, message, draft.now), False)
+                host_lost(draft, node, host_failure(node, said.event, draft.now), False)
         case _:
             assert_never(said.event)
 
@@ -66,17 +66,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
 def _rank_exited(draft: Draft, exited: RankExited) -> None:
     if draft.record.pids.get(exited.device) != exited.pid:
         return  # an earlier process on that device
-    if exited.user_error:
-        failed = Failed(
-            at=draft.now,
-            message=exited.message or f"the training program exited with code {exited.exit_code}",
-            device=exited.device,
-            exit_code=exited.exit_code,
-            log_tail=exited.log_tail,
-        )
-        stop(draft, failed)
-        return
-    rank_exited(draft, exited.device, exited.report, exit_fault(exited, draft.now))
+    rank_exited(draft, exited, exit_fault(exited, draft.now))
 
 
 def host_unheard(draft: Draft, lost: HostLost) -> None:
@@ -117,9 +107,17 @@ def deadline_passed(draft: Draft, key: str) -> None:
         case "open" | "prepare":
             _give_up_on_slow_hosts(draft)
         case "form":
-            begin_reform(
-                draft, Fault(cause=Cause.HANG, message="the generation did not become ready in time", at=draft.now)
-            )
+            begin_reform(draft, _not_ready(draft))
+
+
+def _not_ready(draft: Draft) -> Fault:
+    state = draft.state
+    assert isinstance(state, Starting | Reforming) and state.forming is not None
+    silent = sorted(draft.record.unreachable & set(state.forming.plan.nodes))
+    if silent:
+        message = f"the generation did not become ready in time, and {', '.join(silent)} cannot be reached"
+        return Fault(cause=Cause.CONTACT_LOST, message=message, at=draft.now, is_external=True)
+    return Fault(cause=Cause.HANG, message="the generation did not become ready in time", at=draft.now)
 
 
 def _give_up_on_slow_hosts(draft: Draft) -> None:

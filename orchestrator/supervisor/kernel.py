@@ -111,7 +111,7 @@ class _Cycle:
                 commit_ready_checkpoints(draft)
                 finish_if_done(draft)
             if not draft.is_over and self.nodes is not None:
-                want_devices(draft, {node.id: node.kind for node in self.nodes})
+                want_devices(draft, {node.id: node for node in self.nodes})
         drafts = self.drafts.values()
         changed = {d.record.id: d.record for d in drafts if d.record != d.before}
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
@@ -138,8 +138,8 @@ class _Cycle:
                     self.jobs[job] = JobRecord(id=job, spec=spec, state=Probing(), created_at=at)
                     self._draft(job).emit(ProbeProgram(job=job, spec=spec))
                 return
-            case NodeRequested(kind=kind, num_devices=num_devices):
-                self.loose.append(AddNode(kind=kind, num_devices=num_devices))
+            case NodeRequested(kind=kind, num_devices=num_devices, labels=labels):
+                self.loose.append(AddNode(kind=kind, num_devices=num_devices, labels=labels))
                 return
             case FaultRequested():
                 self._inject(one)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from orchestrator.detection.classify import host_fault
 from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import Cause, Closing, Failed, Fault, Incident, Reforming, Running, Starting
+from orchestrator.domain.job import Cause, Closing, Fault, Incident, Reforming, Running, Starting
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import CloseGeneration, CloseHost
+from orchestrator.domain.protocol import CloseGeneration, CloseHost, RankExited
 from orchestrator.recovery.settle import settle
 
+from .charging import charge, recharge
 from .draft import Draft
-from .forming import at_work, begin_forming, loses_steps, prepare_again, try_form
-from .stopping import stop
+from .forming import at_work, begin_forming, current_forming, loses_steps, prepare_again, try_form
 from .training import record_step
 
 
@@ -26,22 +26,16 @@ def begin_reform(
     lost: frozenset[Device] = frozenset(),
     reports: Mapping[Device, RankReport] | None = None,
     target: Plan | None = None,
+    exited: RankExited | None = None,
 ) -> None:
-    """Close what runs or forms now. `lost` have no process any more; `target`: the next plan where it is known already."""
+    """Close what runs or forms now. `lost` have no process any more; `target`: the next plan where it is known already.
+
+    exited: the end of a rank that is the reason, for the verdict where it is one too many.
+    """
     state = draft.state
     assert isinstance(state, Running | Starting | Reforming)
     generation, plan, members = _broken(draft)
-    if fault.cause not in (Cause.GROW, Cause.SHRINK):
-        draft.set(failures_in_a_row=draft.record.failures_in_a_row + 1)
-    if draft.record.failures_in_a_row > draft.record.spec.recovery.max_attempts:
-        stop(
-            draft,
-            Failed(
-                at=draft.now,
-                message=f"{draft.record.failures_in_a_row} generations in a row ended without a committed step; "
-                f"the last fault: {fault.message}",
-            ),
-        )
+    if charge(draft, fault, generation, was_formed=at_work(draft) is not None, exited=exited):
         return
     again = isinstance(state, Reforming)
     # Devices lost earlier have new processes by now, which report like everybody else.
@@ -119,26 +113,35 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
         host_lost(draft, node, host_fault(node, "silent, and connections to its ranks broke", draft.now), False)
 
 
-def rank_exited(draft: Draft, device: Device, report: RankReport, fault: Fault) -> None:
+def rank_exited(draft: Draft, exited: RankExited, fault: Fault) -> None:
     """A rank's process is gone and its host lives."""
+    device, gone, said = exited.device, frozenset({exited.device}), {exited.device: exited.report}
     draft.forget_rank(device)
     state = draft.state
     if isinstance(state, Running):
         if device in state.plan.seat_of:
-            begin_reform(draft, fault, lost=frozenset({device}), reports={device: report})
-        return
-    if isinstance(state, Starting):
+            begin_reform(draft, fault, lost=gone, reports=said, exited=exited)
+    elif isinstance(state, Starting):
         if state.forming.formed:
-            begin_reform(draft, fault, lost=frozenset({device}), reports={device: report})
+            begin_reform(draft, fault, lost=gone, reports=said, exited=exited)
         else:
-            prepare_again(draft, device)
+            _fork_again(draft, exited, fault)
+    elif isinstance(state, Reforming):
+        _explain(draft, fault, gone, exited)
+        if isinstance(draft.state, Reforming) and not _lose(draft, gone, said, fault, exited):
+            _fork_again(draft, exited, fault)
+            try_settle(draft)
+
+
+def _fork_again(draft: Draft, exited: RankExited, fault: Fault) -> None:
+    """A seat of a generation that is not formed yet lost its process. That is charged where it was made for it."""
+    forming = current_forming(draft)
+    if forming is None or forming.formed or exited.device not in forming.plan.seat_of:
         return
-    if not isinstance(state, Reforming):
-        return
-    _explain(draft, fault, frozenset({device}))
-    if not _lose(draft, frozenset({device}), {device: report}, fault):
-        prepare_again(draft, device)
-        try_settle(draft)
+    if exited.report.generation < forming.generation or not charge(
+        draft, fault, forming.generation, was_formed=False, exited=exited
+    ):
+        prepare_again(draft, exited.device)
 
 
 def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) -> None:
@@ -161,30 +164,39 @@ def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) ->
     elif isinstance(state, Reforming):
         gone = had | {d for d in state.closing.awaited if d.node == node}
         _explain(draft, fault, gone)
-        if not _lose(draft, gone, {}, fault):
+        if isinstance(draft.state, Reforming) and not _lose(draft, gone, {}, fault):
             _drop_plan_on(draft, node)
             try_settle(draft)
     if draft.record.target and node in draft.record.target.nodes:
         draft.set(target=None)
 
 
-def _explain(draft: Draft, fault: Fault, devices: frozenset[Device]) -> None:
-    """Survivors felt it before anybody said why: now it is known."""
+def _explain(draft: Draft, fault: Fault, devices: frozenset[Device], exited: RankExited | None = None) -> None:
+    """Survivors felt it before anybody said why: now it is known. Stops the job where that is one too many."""
     state = draft.state
     assert isinstance(state, Reforming)
-    felt = state.fault
+    felt, generation = state.fault, state.closing.generation
     if felt.cause is Cause.LINK_LOST and (not felt.devices or devices & set(felt.devices)):
         known = replace(fault, at=min(fault.at, felt.at))
         draft.become(replace(state, fault=known))
         draft.update_incident(fault=known)
+        recharge(draft, known, generation, exited)
+    elif fault.signature and exited is not None and exited.report.generation == generation:
+        recharge(draft, fault, generation, exited)  # what was felt first was only a consequence
 
 
-def _lose(draft: Draft, devices: frozenset[Device], reports: Mapping[Device, RankReport], fault: Fault) -> bool:
+def _lose(
+    draft: Draft,
+    devices: frozenset[Device],
+    reports: Mapping[Device, RankReport],
+    fault: Fault,
+    exited: RankExited | None = None,
+) -> bool:
     """More of them are gone: a second failure closes a formed successor too (True); an unformed one goes on forming."""
     state = draft.state
     assert isinstance(state, Reforming)
     if state.forming and state.forming.formed and devices & set(state.forming.addresses):
-        begin_reform(draft, fault, lost=devices, reports=reports)
+        begin_reform(draft, fault, lost=devices, reports=reports, exited=exited)
         return True
     said = {d: r for d, r in reports.items() if r.generation == state.closing.generation}
     closing = replace(state.closing, awaited=state.closing.awaited - devices, reports={**said, **state.closing.reports})
@@ -269,8 +281,9 @@ def give_up_waiting(draft: Draft) -> None:
     awaited = state.closing.awaited if isinstance(state, Reforming) else frozenset(state.plan.devices)
     silent = sorted({device.node for device in awaited})
     draft.say("hosts_given_up", f"no report from {', '.join(silent)}; their ranks count as gone")
+    cause = Cause.CONTACT_LOST if draft.record.unreachable >= set(silent) else Cause.NODE_LOST
     for node in silent:
-        host_lost(draft, node, host_fault(node, "it did not report in time", draft.now), False)
+        host_lost(draft, node, host_fault(node, "it did not report in time", draft.now, cause), False)
 
 
 # --- evidence ------------------------------------------------------------------------------------------------------------
@@ -290,11 +303,17 @@ def _link_fault(draft: Draft, report: RankReport) -> Fault:
     plan = draft.record.plans.get(report.generation)
     peer = report.lost_peer
     if plan is None or peer is None or peer >= plan.world_size:
-        return Fault(cause=Cause.LINK_LOST, message=f"{report.device} left by itself: {report.cause}", at=draft.now)
+        return Fault(
+            cause=Cause.LINK_LOST,
+            message=f"{report.device} left by itself: {report.cause}",
+            at=draft.now,
+            is_external=True,
+        )
     suspect = plan.seats[peer].device
     return Fault(
         cause=Cause.LINK_LOST,
         message=f"the connection of {report.device} to rank {peer} on {suspect} broke",
         at=draft.now,
         devices=(suspect,),
+        is_external=True,
     )

@@ -265,7 +265,7 @@ class Supervisor:
             if isinstance(effect, KillNode):
                 await self._world.provider.kill(effect.node)
             else:
-                node = await self._world.provider.add(effect.kind, effect.num_devices)
+                node = await self._world.provider.add(effect.kind, effect.num_devices, effect.labels)
                 log.info("node_added", node=node, kind=effect.kind)
         except (OSError, EverstepError) as error:
             log.error("node_provider_failed", effect=type(effect).__name__, error=str(error))

@@ -12,6 +12,7 @@ from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.job import Failed, Reforming, Running, Starting, Succeeded
 from orchestrator.domain.protocol import ShardSaved, StepsPassed
 
+from .charging import without
 from .draft import Draft
 from .forming import RANK_PHASES, at_work, now_running
 from .stopping import stop
@@ -65,7 +66,7 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
         last_step_at=at,
         recent_step_s=recent,
         typical_step_s=median(recent) if recent else None,
-        failures_in_a_row=0,
+        **(without(record.failures, answer.step) if record.failures else {}),
     )
     incident = draft.incident
     if incident and incident.pause_s is None and incident.next_generation == generation:

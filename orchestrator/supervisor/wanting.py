@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from orchestrator.domain.cluster import Node
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import PlanChosen
 from orchestrator.domain.ids import NodeId
@@ -52,7 +53,7 @@ def _warm_up_to(draft: Draft, plan: Plan) -> None:
         open_host(draft, node)
 
 
-def want_devices(draft: Draft, kinds: Mapping[NodeId, str]) -> None:
+def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
     """Ask for a plan where one could be better than what there is, and move to a larger one that is ready."""
     lost = draft.record.avoided - set(draft.num_devices)
     if lost:  # should they come back, they are new machines
@@ -80,14 +81,16 @@ def want_devices(draft: Draft, kinds: Mapping[NodeId, str]) -> None:
     for devices in options:
         if devices - considered or (isinstance(state, Queued) and state.reason == PLANNING):
             draft.set(planning=True, considered=considered | devices)
+            here = sorted({device.node for device in devices})
             draft.emit(
                 ChoosePlan(
                     job=record.id,
                     generation=draft.next_generation(),
                     spec=record.spec,
                     profile=record.profile,
-                    devices=tuple((device, kinds[device.node]) for device in sorted(devices)),
+                    devices=tuple((device, nodes[device.node].kind) for device in sorted(devices)),
                     keep=tuple(sorted(record.pids)),
+                    domains={node: domain for node in here if (domain := nodes[node].domain)},
                 )
             )
             return

@@ -174,8 +174,9 @@ async def closed_host_is_gone(world: World) -> None:
 
 
 async def added_node_is_seen_and_a_killed_one_is_lost(world: World) -> None:
-    node = await world.provider.add("H100", 1)
+    node = await world.provider.add("H100", 1, {"rack": "r1"})
     await until_status(world, node, NodeStatus.UP)
+    assert {found.id: found.domain for found in await world.cluster.nodes()}[node] == "rack=r1"
     await world.provider.kill(node)
     await until_status(world, node, NodeStatus.LOST)
     with pytest.raises(HostGone):

@@ -313,8 +313,8 @@ def test_cancel_is_recorded_and_an_ended_job_refuses_it(served: Served, client: 
 def test_nodes_are_listed_and_added(served: Served, client: Client) -> None:
     served.desk.set_nodes(Node(id=NodeId("node-1"), kind="H100", num_devices=2))
     assert [(node.id, node.status) for node in client.nodes()] == [("node-1", "UP")]
-    client.add_node("B200", 4)
-    assert served.desk.asked == [NodeRequested(kind="B200", num_devices=4)]
+    client.add_node("B200", 4, {"rack": "r1"})
+    assert served.desk.asked == [NodeRequested(kind="B200", num_devices=4, labels={"rack": "r1"})]
     with pytest.raises(ApiError, match="kind is 'B300': must be one of"):
         client.add_node("B300")
 

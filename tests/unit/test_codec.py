@@ -18,7 +18,7 @@ from orchestrator.domain.cluster import Node
 from orchestrator.domain.effects import Effect
 from orchestrator.domain.events import HistoryEntry, Input, StepRecord
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import JobRecord, JobState, Probing, Succeeded
+from orchestrator.domain.job import Failure, JobRecord, JobState, Probing, Succeeded
 from orchestrator.domain.protocol import Envelope, HostEvent, HostRequest, Restore
 from tests import samples
 
@@ -32,6 +32,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "envelopes-1": (Envelope, samples.ENVELOPES),
     "history-1": (HistoryEntry, samples.HISTORY),
     "steps-1": (StepRecord, samples.STEP_RECORDS),
+    "failures-1": (Failure, samples.FAILURES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
 }
 

@@ -192,11 +192,17 @@ def test_what_can_never_fit_fails() -> None:
     assert isinstance(bench.state, Failed) and "parallel.tp 3 does not divide model.heads 4" in bench.state.message
 
 
-def test_a_program_that_raises_fails_the_job_with_rank_code_and_log() -> None:
+def test_a_program_that_raises_twice_fails_the_job_with_rank_code_and_log() -> None:
     bench = Bench().running()
     device = bench.device(3)
-    state = closed(bench.exited(device, user_error=True)).state
-    assert isinstance(state, Failed) and state.message == "boom" and state.exit_code == -9 and state.device == device
+    for _ in range(2):
+        assert isinstance(bench.state, Running)
+        bench.exited(device, user_error=True, exit_code=1, log_tail=("ValueError: boom",))
+        if isinstance(bench.state, Reforming):
+            bench.prepared().all_report(lambda d: a_report(d, held=0)).ready()
+    state = closed(bench).state
+    assert isinstance(state, Failed) and "boom" in state.message and state.exit_code == 1 and state.device == device
+    assert state.log_tail == ("ValueError: boom",) and state.verdict == "repeated_error"
 
 
 def test_a_host_that_cannot_start_fails_a_job_that_never_ran() -> None:

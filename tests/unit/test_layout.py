@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.layout import buckets, layout, partners, transfers
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.profile import BLOCK, Interval, Line, Profile
+from tests.builders import a_device, a_plan
 
 NUM_LAYERS = 6
 
@@ -105,6 +108,43 @@ def test_mirrors_are_on_another_node_unless_one_node_has_more_than_half(plan: Pl
     sizes = [sum(device.node == node for device in plan.devices) for node in plan.nodes]
     if len(sizes) > 1 and 2 * max(sizes) <= sum(sizes):
         assert all(owner.node != mirror.node for owner, mirror in partners(plan).items())
+
+
+@st.composite
+def plans_in_racks(draw: st.DrawFn) -> Plan:
+    """Some nodes have no rack: each is a domain by itself."""
+    plan = draw(plans())
+    racks = {node: draw(st.sampled_from([None, "rack=1", "rack=2", "rack=3"])) for node in plan.nodes}
+    return replace(plan, domains={node: rack for node, rack in racks.items() if rack})
+
+
+@settings(max_examples=200, deadline=None)
+@given(plans_in_racks(), st.randoms())
+def test_mirrors_share_a_domain_or_a_node_only_as_often_as_they_must(plan: Plan, random: Random) -> None:
+    partner = partners(plan)
+    domain = {node: plan.domains.get(node, node) for node in plan.nodes}
+    count = plan.world_size
+    largest_node = max(Counter(device.node for device in plan.devices).values())
+    largest_domain = max(Counter(domain[device.node] for device in plan.devices).values())
+    inside = sum(domain[owner.node] == domain[mirror.node] for owner, mirror in partner.items())
+    on_node = sum(owner.node == mirror.node for owner, mirror in partner.items())
+    assert sorted(partner) == sorted(partner.values()) == (sorted(plan.devices) if count > 1 else [])
+    assert all(owner != mirror for owner, mirror in partner.items())
+    if count > 1:
+        assert on_node == max(0, 2 * largest_node - count)
+        if 2 * largest_node <= count or largest_node == largest_domain:
+            assert inside == max(0, 2 * largest_domain - count)
+    shuffled = list(plan.domains.items())
+    random.shuffle(shuffled)
+    assert partners(replace(plan, domains=dict(shuffled))) == partner
+
+
+def test_who_takes_a_place_takes_its_partners() -> None:
+    """Whatever it is called: nobody else's mirror moves when one node is replaced by another."""
+    old = a_plan([a_device(node, index) for node in range(4) for index in range(2)], tp=2, pp=2)
+    new = a_plan([a_device(9 if node == 1 else node, index) for node in range(4) for index in range(2)], tp=2, pp=2)
+    renamed = {before: after for before, after in zip(old.devices, new.devices, strict=True)}
+    assert partners(new) == {renamed[owner]: renamed[mirror] for owner, mirror in partners(old).items()}
 
 
 @settings(max_examples=60, deadline=None)
