@@ -19,11 +19,15 @@ from typing import assert_never
 from orchestrator.domain.errors import EverstepError, StaleTerm
 from orchestrator.domain.ids import Device, EffectId, Generation, Term
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
     CloseHost,
+    EndJoin,
     Envelope,
     FormGeneration,
     HostRequest,
+    JoinerAt,
+    JoinFailed,
     KillRank,
     OpenHost,
     PrepareSeats,
@@ -31,6 +35,7 @@ from orchestrator.domain.protocol import (
     RankReady,
     RankReported,
     ShardSaved,
+    StopAfter,
 )
 
 from .crew import Crew
@@ -123,6 +128,8 @@ class Host:
                 self._form(request)
             case CloseGeneration():
                 self._close_generation(request.generation)
+            case BeginJoin() | StopAfter() | EndJoin():
+                self._pass_on(request)
             case KillRank(device=device):
                 if seat := self._opened_crew().at.get(device):
                     seat.kill("killed by request")
@@ -163,6 +170,13 @@ class Host:
                 seat.is_finished = False
                 crew.post(seat, frame)
         self._isolation.move(time.monotonic())
+
+    def _pass_on(self, order: BeginJoin | StopAfter | EndJoin) -> None:
+        """Each rank knows whether it is meant."""
+        crew, frame = self._opened_crew(), order_frame(order)
+        for seat in crew.seats:
+            if seat.is_living:
+                crew.post(seat, frame)
 
     def _close_generation(self, generation: Generation) -> None:
         crew = self._opened_crew()
@@ -222,7 +236,7 @@ class Host:
             case RankFinished():
                 seat.is_finished = True
                 self._outbox.add(said)
-            case ShardSaved():
+            case ShardSaved() | JoinerAt() | JoinFailed():
                 self._outbox.add(said)
             case Raised(message=message):
                 seat.raised = message

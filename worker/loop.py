@@ -9,6 +9,7 @@ reports, and is told.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
@@ -21,14 +22,23 @@ import torch
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer, Arrived, Held, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
-from orchestrator.domain.layout import Bucket, buckets
+from orchestrator.domain.layout import Bucket, buckets, partners
 from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
 from orchestrator.domain.profile import Interval, Profile, joined
-from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, Restore, ShardSaved
+from orchestrator.domain.protocol import (
+    BeginJoin,
+    FormGeneration,
+    FromCheckpoint,
+    FromMemory,
+    FromSeed,
+    Restore,
+    ShardSaved,
+)
 from orchestrator.domain.spec import JobSpec
 
 from .checkpoint.writer import CheckpointWriter, Snapshot
 from .donation import Donation
+from .feeding import Feeder
 from .parallel.data import DataAxis, Session
 from .parallel.group import ALONE
 from .parallel.optimizer import adamw
@@ -74,6 +84,10 @@ class Trainer:
         self._holdings: Holdings | None = None
         # Being filled for a generation that has not begun, all of one step: sources too, for what had arrived.
         self._arriving: list[Holdings] = []
+        self._updating = threading.Lock()
+        """Held while the holdings change; who copies from them in another thread holds it, too."""
+        self._feeders: list[Feeder] = []
+        self._is_stopping = False
         self._buffers: Buffers | None = None
         self._stage: StageRunner | None = None
         self._data: DataAxis | None = None
@@ -87,6 +101,7 @@ class Trainer:
         CheckpointCorrupt.
         """
         step = _step_of(form.restore)
+        self._stop_feeding()
         self._progress.phase(Phase.RESTORE, form.generation, step)
         begun = perf_counter()
         if self._stage is not None:
@@ -110,6 +125,7 @@ class Trainer:
     def donate(self, donation: Donation, form: FormGeneration) -> None:
         """Give what this rank holds to members of a generation it has no seat in. Raises Aborted, PeerLost, NotHeld."""
         assert isinstance(form.restore, FromMemory)
+        self._stop_feeding()
         self._settle(form.restore)
         give(self._stores(form.restore.step), form.restore.moves, self._me, donation)
 
@@ -125,6 +141,7 @@ class Trainer:
             lost_peer=lost_peer,
             cause=cause,
             arrived=self._arrived(),
+            stopped=self._is_stopping,
         )
 
     def _arrived(self) -> Arrived | None:
@@ -147,10 +164,57 @@ class Trainer:
         """Writes what is still to be written, then ends the writer."""
         self._writer.close()
 
+    # --- newcomers ------------------------------------------------------------------------------------------------------
+
+    def feed(self, begin: BeginJoin, cookie: bytes) -> None:
+        """Give newcomers what they are to have from here, in the background, until this generation ends."""
+        held = self._holdings
+        assert held is not None
+        self._feeders = [feeder for feeder in self._feeders if not feeder.is_over]
+        for target in sorted({move.target for move in begin.moves if move.source == self._me}):
+            feeder = Feeder(
+                held=held,
+                lock=self._updating,
+                me=self._me,
+                join=begin.generation,
+                attempt=begin.attempt,
+                cookie=cookie,
+                address=begin.addresses[target],
+                intervals=[m.interval for m in begin.moves if (m.source, m.target) == (self._me, target)],
+                rate=self._spec.recovery.copy_mb_s * 1e6,
+            )
+            self._feeders.append(feeder)
+            feeder.start()
+
+    def room_for(self, begin: BeginJoin) -> Holdings:
+        """What this rank would hold under the next plan, to be filled before that begins."""
+        plan, seat = begin.plan, begin.plan.seat_of[self._me]
+        partner = partners(plan) if self._spec.recovery.mirrors else {}
+        mirrored = next((plan.seat_of[owner].rank for owner, mirror in partner.items() if mirror == self._me), None)
+        return Holdings(buckets(plan, self._profile), seat.rank, mirrored, begin.generation, self._device)
+
+    def take(self, arrived: Holdings) -> None:
+        """A source from now on, and where the next transfer goes on from."""
+        self._arriving.append(arrived)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Every rank was asked to stop, and the last step was the last."""
+        return self._is_stopping
+
+    def _stop_feeding(self) -> None:
+        for feeder in self._feeders:
+            feeder.stop()
+        self._feeders.clear()
+        self._is_stopping = False
+
     # --- the step -------------------------------------------------------------------------------------------------------
 
-    def step(self, session: Session, step: Step) -> Answer:
-        """One optimizer step, the one after what is held. Raises Aborted, PeerLost, TrainingDiverged, NotSaved."""
+    def step(self, session: Session, step: Step, *, stop: bool = False) -> Answer:
+        """One optimizer step, the one after what is held. Raises Aborted, PeerLost, TrainingDiverged, NotSaved.
+
+        stop: this rank was asked to. The vote tells the others, so that all stop after the same step: see `is_stopped`.
+        """
         stage, data, held, buffers = self._stage, self._data, self._holdings, self._buffers
         if stage is None or data is None or held is None or buffers is None or held.step != step - 1:
             raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
@@ -166,11 +230,18 @@ class Trainer:
         ballot = self._ballot(held, sums if session.seat.tp == 0 else {})
         self._voted = step
         progress.voted(step)
-        answer = self._counted(session.vote(ballot), session.plan.world_size, step)
+        total = session.vote(torch.cat([ballot, torch.tensor([float(stop)], dtype=ballot.dtype)]))
+        answer = self._counted(total[:-1], session.plan.world_size, step)
+        self._is_stopping = bool(total[-1] > 0)
         self._answer = answer
         progress.passed(answer)
         progress.phase(Phase.UPDATE, generation, step)
-        self._apply(held, answer)
+        with self._updating:
+            self._apply(held, answer)
+            for feeder in self._feeders:
+                feeder.applied(answer)
+                if self._is_stopping:
+                    feeder.end(step)
         progress.phase(Phase.GATHER, generation, step)
         data.gather()
         if self._is_due(step):

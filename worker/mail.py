@@ -21,12 +21,17 @@ from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
+    EndJoin,
     FormGeneration,
+    JoinerAt,
+    JoinFailed,
     RankFinished,
     RankReady,
     RankReported,
     ShardSaved,
+    StopAfter,
 )
 
 from .page import pack_answer, unpack_answer
@@ -34,7 +39,7 @@ from .page import pack_answer, unpack_answer
 BROKEN = 70
 """Exit code of a rank that failed below the training program."""
 
-ToRank: TypeAlias = FormGeneration | CloseGeneration
+ToRank: TypeAlias = FormGeneration | CloseGeneration | BeginJoin | StopAfter | EndJoin
 
 _ORDER, _SAID, _PASSED = b"O", b"S", b"P"
 _LENGTH = struct.Struct("<I")
@@ -57,7 +62,7 @@ class Raised:
     message: str
 
 
-Said: TypeAlias = RankReported | RankReady | RankFinished | ShardSaved | Raised
+Said: TypeAlias = RankReported | RankReady | RankFinished | ShardSaved | JoinerAt | JoinFailed | Raised
 FromRank: TypeAlias = Said | Passed
 
 

@@ -47,6 +47,7 @@ class RankReport:
     answer: of the last vote it saw pass, if any in this process.
     held: None when it has nothing whole (never restored, torn, or dead).
     arrived: what a transfer that was cut short had brought, as far as `held` does not have it.
+    stopped: it left because it was asked to, between two steps.
     lost_peer: the rank whose connection broke, when that is why it left; positive evidence against that rank.
     """
 
@@ -58,6 +59,7 @@ class RankReport:
     lost_peer: Rank | None = None
     cause: str = ""
     arrived: Arrived | None = None
+    stopped: bool = False
 
     @property
     def passed(self) -> Step:

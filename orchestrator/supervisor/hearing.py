@@ -13,6 +13,8 @@ from orchestrator.domain.job import Cause, Failed, Fault, Reforming, Starting, S
 from orchestrator.domain.protocol import (
     HostFailed,
     HostOpened,
+    JoinerAt,
+    JoinFailed,
     RankExited,
     RankFinished,
     RankReady,
@@ -25,6 +27,14 @@ from orchestrator.domain.protocol import (
 from .deadlines import deadlines
 from .draft import Draft
 from .forming import host_opened, rank_ready, seats_prepared
+from .joining import (
+    give_up_joining,
+    join_failed,
+    joiner_at,
+    newcomer_lost,
+    newcomers_prepared,
+    stop_now,
+)
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
 from .stopping import abandon_hosts, host_closed, stop
 from .training import shard_saved, steps_passed
@@ -42,6 +52,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             host_opened(draft, node)
         case SeatsPrepared():
             seats_prepared(draft, said.event)
+            newcomers_prepared(draft, said.event)
         case RankReported(report=report):
             rank_reported(draft, report)
         case RankExited():
@@ -52,6 +63,10 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             steps_passed(draft, said.event)
         case ShardSaved():
             shard_saved(draft, said.event)
+        case JoinerAt():
+            joiner_at(draft, said.event)
+        case JoinFailed():
+            join_failed(draft, said.event)
         case RankFinished():
             pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
         case HostFailed(message=message, log_tail=tail):
@@ -67,6 +82,7 @@ def _rank_exited(draft: Draft, exited: RankExited) -> None:
     if draft.record.pids.get(exited.device) != exited.pid:
         return  # an earlier process on that device
     rank_exited(draft, exited, exit_fault(exited, draft.now))
+    newcomer_lost(draft, exited.device, exited.message or f"exit code {exited.exit_code}")
 
 
 def host_unheard(draft: Draft, lost: HostLost) -> None:
@@ -102,6 +118,12 @@ def deadline_passed(draft: Draft, key: str) -> None:
             give_up_waiting(draft)
         case "grow":
             _give_up_growing(draft)
+        case "join_prepare":
+            give_up_joining(draft, "newcomers did not become ready in time")
+        case "join_copy":
+            give_up_joining(draft, "newcomers did not catch up in time")
+        case "join_stop":
+            stop_now(draft)
         case "retry":
             draft.set(avoided=draft.record.avoided & draft.record.hosts)
         case "open" | "prepare":

@@ -10,7 +10,7 @@ from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Cause, Closing, Fault, Incident, Reforming, Running, Starting
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import CloseGeneration, CloseHost, RankExited
+from orchestrator.domain.protocol import CloseGeneration, CloseHost, EndJoin, RankExited
 from orchestrator.recovery.settle import settle
 
 from .charging import charge, recharge
@@ -40,7 +40,8 @@ def begin_reform(
     again = isinstance(state, Reforming)
     # Devices lost earlier have new processes by now, which report like everybody else.
     said = {d: r for d, r in (reports or {}).items() if r.generation == generation}
-    closing = Closing(generation=generation, awaited=members - lost - set(said), reports=said)
+    newcomers = _newcomers(draft) if target is not None else frozenset()
+    closing = Closing(generation=generation, awaited=(members | newcomers) - lost - set(said), reports=said)
     reforming = Reforming(
         fault=fault,
         closing=closing,
@@ -72,6 +73,10 @@ def begin_reform(
         cause=fault.cause,
         lost=[str(device) for device in sorted(lost)],
     )
+    if newcomers and draft.record.join:
+        for node in sorted({device.node for device in newcomers} & draft.trusted_hosts):
+            draft.call(node, EndJoin(generation=draft.record.join.generation))
+    draft.set(join=None)
     for node in sorted({device.node for device in members} & draft.trusted_hosts):
         draft.call(node, CloseGeneration(generation=generation))
     _choose_next(draft, plan, target)
@@ -91,6 +96,12 @@ def _broken(draft: Draft) -> tuple[Generation, Plan, frozenset[Device]]:
     return state.forming.generation, state.forming.plan, frozenset(draft.record.pids)
 
 
+def _newcomers(draft: Draft) -> frozenset[Device]:
+    """Who has been receiving what the next plan gives it, and reports how far that has come."""
+    join = draft.record.join
+    return frozenset(move.target for move in join.moves) & set(draft.record.pids) if join else frozenset()
+
+
 def _choose_next(draft: Draft, plan: Plan, target: Plan | None) -> None:
     """Rung 1 of the ladder needs no planning: every node is there, so the same plan is formed again."""
     if target is not None:
@@ -107,6 +118,11 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
     state = draft.state
     if isinstance(state, Reforming) and report.generation == state.closing.generation:
         _take_report(draft, report)
+    elif report.stopped and isinstance(state, Running) and report.generation == state.generation:
+        join = draft.record.join
+        why = f"a larger plan is ready: {join.plan.describe()}" if join else "stopped for a plan that is there no longer"
+        fault = Fault(cause=Cause.GROW, message=why, at=draft.now)
+        begin_reform(draft, fault, reports={report.device: report}, target=join.plan if join else None)
     elif (at_it := at_work(draft)) and at_it[0] == report.generation:
         begin_reform(draft, _link_fault(draft, report), reports={report.device: report})
     for node in sorted(suspects(draft) & draft.record.unreachable):

@@ -9,12 +9,12 @@ from orchestrator.domain.cluster import Node
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import PlanChosen
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cause, Failed, Fault, Queued, Reforming, Running
+from orchestrator.domain.job import Failed, Queued, Reforming, Running
 from orchestrator.domain.plan import Infeasible, Plan
 
 from .draft import Draft
 from .forming import begin_forming, open_host
-from .reforming import begin_reform
+from .joining import advance_join, drop_join
 from .stopping import stop
 
 PLANNING = "a plan is being chosen"
@@ -98,11 +98,13 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
 
 def _grow_if_warm(draft: Draft) -> None:
     record, state = draft.record, draft.state
+    if record.target is None and record.join is not None:
+        drop_join(draft)
     if record.target is None or not isinstance(state, Running):
         return
     needed = {*state.plan.nodes, *record.target.nodes}
     if not draft.usable >= set(record.target.devices):
         draft.set(target=None)
+        drop_join(draft)
     elif record.warm >= needed and not record.unreachable & needed:  # what trains is never closed for one that cannot form
-        fault = Fault(cause=Cause.GROW, message=f"a larger plan is ready: {record.target.describe()}", at=draft.now)
-        begin_reform(draft, fault, target=record.target)
+        advance_join(draft)

@@ -10,7 +10,7 @@ addresses, padding included; padding is zero in every row and stays so. How the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,13 +84,22 @@ class Holdings:
 
     def views(self, interval: Interval) -> list[torch.Tensor]:
         """What is held of an interval, in order of element: views (3, k) into `state`."""
+        return [self.state[:, place : place + length] for place, length, _ in self.places(interval)]
+
+    def gradients(self, interval: Interval) -> list[torch.Tensor]:
+        """Where `views` are, views (k,) into `gradient`."""
+        return [self.gradient[place : place + length] for place, length, _ in self.places(interval)]
+
+    def places(self, interval: Interval) -> list[tuple[int, int, bool]]:
+        """What is held of an interval, in order of element: where it is kept, how many elements, whether it decays."""
         found = []
         for piece in self._by_line.get(interval.line, ()):
             common = piece.interval.intersect(interval)
             if common is not None:
-                low = piece.offset + common.start - piece.interval.start
-                found.append((common.start, self.state[:, low : low + len(common)]))
-        return [view for _, view in sorted(found, key=lambda pair: pair[0])]
+                place = piece.offset + common.start - piece.interval.start
+                decays = any(start <= place < stop for start, stop in self.decayed)
+                found.append((common.start, place, len(common), decays))
+        return [(place, length, decays) for _, place, length, decays in sorted(found)]
 
     def fill(self, interval: Interval, values: torch.Tensor) -> None:
         """values: (3, len(interval)); every element of the interval must be held."""
@@ -100,8 +109,13 @@ class Holdings:
             position += view.shape[1]
         if position != len(interval):
             raise ValueError(f"{interval} is not held whole")
+        self.note((interval,))
+
+    def note(self, intervals: Iterable[Interval]) -> None:
+        """They have arrived, where it is being filled."""
         if self.arrived is not None:
-            self.arrived[interval.line] = joined((*self.arrived.get(interval.line, ()), interval))
+            for interval in intervals:
+                self.arrived[interval.line] = joined((*self.arrived.get(interval.line, ()), interval))
 
 
 def _segments(buckets: Sequence[Bucket], order: Sequence[int], owner: Rank, offset: int) -> tuple[tuple[Segment, ...], int]:

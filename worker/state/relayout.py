@@ -132,7 +132,7 @@ def _move(
         for number in range(max(map(len, (*to.values(), *of.values())), default=0)):
             if len(under_way) == IN_FLIGHT:
                 _land(holdings, under_way)
-            sends = [(rank, _message(stores, cut[number])) for rank, cut in to.items() if number < len(cut)]
+            sends = [(rank, packed(stores, cut[number])) for rank, cut in to.items() if number < len(cut)]
             coming = [(rank, cut[number]) for rank, cut in of.items() if number < len(cut)]
             landings = [torch.empty(3, _total(cut), device=_device(stores, holdings)) for _, cut in coming]
             posted = exchange.post(sends, [(rank, values) for (rank, _), values in zip(coming, landings, strict=True)])
@@ -181,7 +181,8 @@ def _joined(views: list[torch.Tensor]) -> torch.Tensor:
     return views[0] if len(views) == 1 else torch.cat(views, dim=1)
 
 
-def _message(stores: Sequence[Holdings], intervals: Sequence[Interval]) -> torch.Tensor:
+def packed(stores: Sequence[Holdings], intervals: Sequence[Interval]) -> torch.Tensor:
+    """(3, k): the state of these intervals, end to end; each must be in one of the stores."""
     views = []
     for interval in intervals:
         store = _store_of(interval, stores)
