@@ -22,7 +22,9 @@ from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation
 from orchestrator.domain.protocol import (
     CloseGeneration,
+    FaultCarriedOut,
     FormGeneration,
+    InjectFault,
     RankFinished,
     RankReady,
     RankReported,
@@ -34,7 +36,7 @@ from .page import pack_answer, unpack_answer
 BROKEN = 70
 """Exit code of a rank that failed below the training program."""
 
-ToRank: TypeAlias = FormGeneration | CloseGeneration
+ToRank: TypeAlias = FormGeneration | CloseGeneration | InjectFault
 
 _ORDER, _SAID, _PASSED = b"O", b"S", b"P"
 _LENGTH = struct.Struct("<I")
@@ -57,7 +59,7 @@ class Raised:
     message: str
 
 
-Said: TypeAlias = RankReported | RankReady | RankFinished | ShardSaved | Raised
+Said: TypeAlias = RankReported | RankReady | RankFinished | ShardSaved | FaultCarriedOut | Raised
 FromRank: TypeAlias = Said | Passed
 
 

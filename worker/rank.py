@@ -26,6 +26,7 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.protocol import (
@@ -34,6 +35,7 @@ from orchestrator.domain.protocol import (
     FromCheckpoint,
     FromMemory,
     FromSeed,
+    InjectFault,
     OpenHost,
     RankFinished,
     RankReady,
@@ -42,6 +44,8 @@ from orchestrator.domain.protocol import (
 )
 
 from .donation import Donation
+from .faultpoints import faultpoint
+from .faults import Faults
 from .loop import Trainer
 from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_order, said_frame
 from .page import PageWriter
@@ -52,6 +56,8 @@ from .progress import Phase
 from .session import Session
 
 _SWITCH_INTERVAL_S = 0.001
+_NICE = 5
+"""Where ranks compute on the processors that host, supervisor and Redis run on, those must not wait for a time slice."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -88,6 +94,7 @@ def main(job: Job, me: Device, inherited: Inherited, zygote: int) -> NoReturn:
     try:
         # Whatever changes the user id comes before this line: setuid clears the death signal.
         die_with_parent(zygote)
+        os.nice(_NICE)
         _keep_only(inherited)
         _write_to(inherited.log)
         code = _Rank(job, me, inherited).run()
@@ -110,6 +117,10 @@ class _Watched(PageWriter):
         super().passed(answer)
         self._control.post(passed_frame(Passed(generation=self.generation, answer=answer)), droppable=True)
 
+    def micro_batch(self, number: int) -> None:
+        super().micro_batch(number)
+        faultpoint("in_compute")
+
 
 class _Rank:
     def __init__(self, job: Job, me: Device, inherited: Inherited) -> None:
@@ -119,7 +130,8 @@ class _Rank:
         self._listener = socket.socket(fileno=inherited.listener)
         self._page = _Watched(inherited.page, self._control)
         os.close(inherited.page)
-        self._inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
+        self._faults = Faults(self._page, lambda struck: self._control.post(said_frame(struck)))
+        self._inbox: queue.SimpleQueue[FormGeneration | CloseGeneration] = queue.SimpleQueue()
         self._lock = threading.Lock()
         # Under the lock: both threads ask whether the session that is about to begin was closed before it began.
         self._closed = Generation(0)
@@ -134,6 +146,7 @@ class _Rank:
         threading.Thread(target=self._obey, name="control", daemon=True).start()
         try:
             trainer = self._trainer()
+            self._faults.patient = trainer
             while True:
                 match self._inbox.get():
                     case FormGeneration() as form:
@@ -171,9 +184,12 @@ class _Rank:
             self._give(trainer, session, form)
             return
         generation = form.generation
+        if generation == 1:
+            self._faults.take_from_environment(str(self._me))
         try:
             began = time.monotonic()
             session.open()
+            self._faults.spoil(session)
             formed = time.monotonic() - began
             phases = {"form": formed, **trainer.restore(session, form)}
             self._say_ready(generation, phases)
@@ -256,6 +272,7 @@ class _Rank:
     def _report(self, trainer: Trainer, generation: Generation, lost: Rank | None, cause: str) -> None:
         # Also of a generation it never began: what it voted for in the one before may be what the answer is about.
         report = trainer.report(generation, lost, cause)
+        faultpoint("before_report")
         self._reported = generation
         self._control.post(said_frame(RankReported(report=report)))
         self._page.phase(Phase.IDLE, generation, report.passed)
@@ -284,6 +301,9 @@ class _Rank:
             os._exit(BROKEN)
 
     def _carry_out(self, order: ToRank) -> None:
+        if isinstance(order, InjectFault):
+            self._take_fault(order.fault)
+            return
         if isinstance(order, CloseGeneration):
             with self._lock:
                 self._closed = max(self._closed, order.generation)
@@ -291,6 +311,14 @@ class _Rank:
             if session is not None:
                 session.abort()
         self._inbox.put(order)
+
+    def _take_fault(self, fault: FaultRequested) -> None:
+        if fault.fault in (FaultKind.CUT_LINK, FaultKind.SLOW_LINK):
+            with self._lock:
+                session = self._session if isinstance(self._session, Session) else None
+            self._faults.take_for_links(fault, session)
+        else:
+            self._faults.take(fault)
 
     def _drain(self) -> None:
         """Give last words half a second to leave."""

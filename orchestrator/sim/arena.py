@@ -147,8 +147,9 @@ class Arena:
 
     def _check_moves(self, restore: FromMemory) -> None:
         for device in self.form.plan.devices:
-            moves = [move for move in restore.moves if move.target == device]
-            check_filled(f"{device} in generation {self.generation}", self.layout.held(device), moves)
+            kept = self.here[device].whole_at(restore.step)
+            moved = [move.interval for move in restore.moves if move.target == device]
+            check_filled(f"{device} in generation {self.generation}", self.layout.held(device), kept, moved)
         for move in restore.moves:
             source = self.here.get(move.source)
             if source is None or not source.covers(move.interval, restore.step):
@@ -158,6 +159,8 @@ class Arena:
     def _restored(self, rank: SimRank) -> None:
         if rank.device in self.form.donors:
             rank.arena = None
+            return
+        if not rank.reaches("in_transfer"):
             return
         self.has_started = True
         self.world.checker.started(self)
@@ -178,6 +181,7 @@ class Arena:
 
         def vote(rank: SimRank) -> None:
             rank.voted = step
+            rank.reaches("in_vote")
 
     def _pass(self, step: Step) -> None:
         """Everybody has voted: this is the instant at which the step is committed, whoever lives to see it."""
@@ -186,6 +190,8 @@ class Arena:
 
         def see(rank: SimRank) -> None:
             rank.passed(self.generation, answer)
+            if not rank.alive:
+                return
             if self.kills_voter:
                 self.kills_voter = False
                 self.world.note(f"* {self.job} on {rank.device} dies having passed step {step}")

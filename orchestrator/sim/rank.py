@@ -44,6 +44,8 @@ class SimRank:
         self.answered_in = Generation(0)
         self.finished = False
         self._when_thawed: list[Callable[[], None]] = []
+        self.armed: dict[str, Callable[[], None]] = {}
+        """What happens on purpose at a fault point, once."""
 
     def soon(self, low_s: float, high_s: float, do: Callable[[], None]) -> None:
         """Do it in a while, if this process lives then; a frozen one does it when it thaws."""
@@ -61,6 +63,12 @@ class SimRank:
         waiting, self._when_thawed = self._when_thawed, []
         for do in waiting:
             do()
+
+    def reaches(self, point: str) -> bool:
+        """Whether it lives on after `point`."""
+        if (strike := self.armed.pop(point, None)) is not None:
+            strike()
+        return self.alive
 
     def die(self) -> None:
         self.alive = False
@@ -99,7 +107,7 @@ class SimRank:
         self.soon(0.001, 0.015, lambda: self._report(arena.generation, lost_peer, cause))
 
     def _report(self, generation: Generation, lost_peer: Rank | None, cause: str) -> None:
-        if self.reported >= generation:
+        if self.reported >= generation or not self.reaches("before_report"):
             return
         self.reported = generation
         report = RankReport(
@@ -141,10 +149,14 @@ class SimRank:
             held.step = restore.step
         self.answer = answer
 
+    def whole_at(self, step: Step) -> tuple[Interval, ...]:
+        """What of its memory is whole at a step."""
+        held = self.memory.intervals if self.memory is not None and self.memory.step == step else ()
+        return joined((*held, *(self.arrived if self.arrived_at == step else ())))
+
     def covers(self, interval: Interval, step: Step) -> bool:
         """Whether it can be the source of an interval at a step."""
-        held = self.memory is not None and self.memory.step == step and self.memory.covers(interval)
-        return held or (self.arrived_at == step and not uncovered((interval,), self.arrived))
+        return not uncovered((interval,), self.whole_at(step))
 
     def restored(self, memory: Memory) -> None:
         self.memory = memory
@@ -159,3 +171,4 @@ class SimRank:
         self.answer, self.answered_in = answer, generation
         held.step = answer.step
         self.host.rank_passed(self, generation, answer)
+        self.reaches("after_vote")

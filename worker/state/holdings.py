@@ -10,7 +10,7 @@ addresses, padding included; padding is zero in every row and stays so. How the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,13 +84,39 @@ class Holdings:
 
     def views(self, interval: Interval) -> list[torch.Tensor]:
         """What is held of an interval, in order of element: views (3, k) into `state`."""
+        return [view for _, view in self.parts(interval)]
+
+    def parts(self, interval: Interval) -> list[tuple[Interval, torch.Tensor]]:
+        """What is held of an interval, in order of element: which elements, and a view (3, k) of them."""
         found = []
         for piece in self._by_line.get(interval.line, ()):
             common = piece.interval.intersect(interval)
             if common is not None:
                 low = piece.offset + common.start - piece.interval.start
-                found.append((common.start, self.state[:, low : low + len(common)]))
-        return [view for _, view in sorted(found, key=lambda pair: pair[0])]
+                found.append((common, self.state[:, low : low + len(common)]))
+        return sorted(found, key=lambda pair: pair[0])
+
+    def keep(self, other: Holdings) -> None:
+        """Take over whatever is whole in `other` of this layout, where it is not here yet. `other` stays as it is."""
+        for piece in self.pieces:
+            known = (piece.interval,) if other.arrived is None else other.arrived.get(piece.interval.line, ())
+            for whole in known:
+                common = whole.intersect(piece.interval)
+                if common is None or self.covers(common):
+                    continue
+                for part, view in other.parts(common):
+                    self.fill(part, view)
+
+    def lacking(self, coming: Iterable[Interval]) -> list[Interval]:
+        """The pieces that are neither whole here nor will be with what is coming."""
+        if self.arrived is None:
+            return []
+        here = [interval for intervals in self.arrived.values() for interval in intervals]
+        by_line: dict[str, list[Interval]] = defaultdict(list)
+        for interval in joined((*here, *coming)):
+            by_line[interval.line].append(interval)
+        wanted = (piece.interval for piece in self.pieces)
+        return [i for i in wanted if not any(have.intersect(i) == i for have in by_line[i.line])]
 
     def fill(self, interval: Interval, values: torch.Tensor) -> None:
         """values: (3, len(interval)); every element of the interval must be held."""
