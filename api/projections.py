@@ -8,8 +8,9 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from orchestrator.domain.cluster import Node
-from orchestrator.domain.codec import encode
+from orchestrator.domain.codec import KIND, encode
 from orchestrator.domain.events import HistoryEntry, StepRecord
+from orchestrator.domain.faults import Injected
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.job import Cancelled, Failed, Incident, JobRecord, Reforming, Running, Starting, Succeeded
 from orchestrator.domain.plan import Plan
@@ -38,6 +39,31 @@ def job(record: JobRecord) -> views.JobView:
         failure=_failure(record),
         attempts=_attempts(record),
         spec=_job_file(record.spec),
+    )
+
+
+def fault(one: Injected) -> views.FaultView:
+    asked = encode(one.asked)
+    return views.FaultView(
+        id=one.id,
+        kind=one.asked.fault,
+        at=one.asked.at,
+        seed=one.asked.seed,
+        asked={name: value for name, value in asked.items() if value not in (None, "", 0) and name not in (KIND, "id")},
+        asked_at=instant(one.asked_at),
+        devices=tuple(map(str, one.devices)),
+        node=one.node,
+        carried_out_at=instant(one.carried_out_at) if one.carried_out_at is not None else None,
+        step=one.step,
+        message=one.message,
+        incident=one.incident,
+        detected_as=one.cause,
+        seen=one.seen,
+        detected_s=one.detected_s,
+        pause_s=one.pause_s,
+        rolled_back=one.rolled_back,
+        verdict=one.verdict,
+        why=one.why,
     )
 
 

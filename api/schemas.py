@@ -7,7 +7,7 @@ a file by itself; whether the program, the data or the cluster agree is found ou
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -210,23 +210,3 @@ class AddNodeRequest(Request):
     num_devices: Annotated[Whole, Field(ge=1, le=64)] = 2
     labels: Annotated[dict[LabelWord, LabelWord], Field(max_length=16)] = Field(default_factory=dict)
     """`rack` and `switch` name failure domains: mirrors keep out of their owner's."""
-
-
-class FaultRequest(Request):
-    """kill_rank takes `job` and `rank` (of its current generation); kill_node takes `node`."""
-
-    kind: Literal["kill_rank", "kill_node"]
-    job: Text | None = None
-    rank: Annotated[Whole, Field(ge=0, le=10**6)] | None = None
-    node: Text | None = None
-
-    def checked(self) -> Self:
-        """Raises Refused where a field its kind needs is missing, or one it does not take is there."""
-        takes = ("job", "rank") if self.kind == "kill_rank" else ("node",)
-        for name in ("job", "rank", "node"):
-            value = getattr(self, name)
-            if (value is not None) != (name in takes):
-                only = " and ".join(takes)
-                message = f"{self.kind} needs {name}" if value is None else f"{self.kind} takes no {name}, only {only}"
-                raise Refused(message, (FieldProblem(field=name, value=value, message=message),))
-        return self

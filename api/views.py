@@ -40,6 +40,41 @@ class AcceptedView(View):
     message: str
 
 
+class FaultAcceptedView(AcceptedView):
+    """fault: its id among the job's faults."""
+
+    fault: str
+
+
+class FaultView(View):
+    """One fault on purpose and what became of it; durations are seconds, None until known."""
+
+    id: str
+    kind: str
+    at: str
+    seed: int
+    asked: dict[str, Any]
+    """The request, with every selector, to ask again."""
+    asked_at: Instant
+    devices: tuple[str, ...]
+    node: str | None
+    carried_out_at: Instant | None
+    step: int
+    message: str
+    incident: int | None
+    detected_as: str
+    seen: str
+    detected_s: float | None
+    pause_s: float | None
+    rolled_back: int
+    verdict: str
+    why: str
+
+    @property
+    def is_open(self) -> bool:
+        return self.verdict == "open"
+
+
 class SeatView(View):
     """One rank's place. layers: first and last+1."""
 

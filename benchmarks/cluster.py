@@ -47,7 +47,7 @@ def end_in_good_order() -> None:
 @contextmanager
 def local_cluster(nodes: Sequence[NodeSpec]) -> Iterator[LocalCluster]:
     with TemporaryDirectory(prefix="everstep-bench-", ignore_cleanup_errors=True) as state_dir:
-        cluster = up(Path(state_dir), nodes, say=say)
+        cluster = up(Path(state_dir), nodes, chaos=True, say=say)
         try:
             yield cluster
         finally:

@@ -77,7 +77,7 @@ def main() -> int:
     spec = load_job_file(EXAMPLE.read_text("utf-8"), "application/yaml")
     console.print(f"[bold]Everstep demo[/]: {spec.name}, {spec.train.steps} steps on {len(NODES)} emulated nodes")
     with tempfile.TemporaryDirectory(prefix="everstep-demo-", ignore_cleanup_errors=True) as state_dir:
-        cluster = up(Path(state_dir), NODES, say=lambda line: console.print(f"[dim]{line}[/]"))
+        cluster = up(Path(state_dir), NODES, chaos=True, say=lambda line: console.print(f"[dim]{line}[/]"))
         try:
             job, losses = _train(cluster, console, spec)
         finally:

@@ -49,14 +49,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--chaos", action="store_true", help="let users cause faults on purpose")
     asked = parser.parse_args()
     places = Places(asked.state_dir.resolve())
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     with contextlib.suppress(KeyboardInterrupt):
-        keep(kept_processes(places, asked.port))
+        keep(kept_processes(places, asked.port, asked.chaos))
 
 
-def kept_processes(places: Places, port: int) -> list[Kept]:
+def kept_processes(places: Places, port: int, chaos: bool = False) -> list[Kept]:
     environment = ray_environment.for_state_dir(places.state_dir)
     plain = without_ray() | {CLUSTER_MARK: environment.cluster}
     redis = EmbeddedRedis(places.state_dir)
@@ -69,7 +70,7 @@ def kept_processes(places: Places, port: int) -> list[Kept]:
     def launch(name: str, env: dict[str, str], *arguments: str) -> Callable[[], ProcessId | None]:
         return lambda: start_detached(places, name, [sys.executable, "-m", *arguments, *folder], env)
 
-    api = launch(API, plain, "deploy.api_server", "--port", str(port), "--chaos")
+    api = launch(API, plain, "deploy.api_server", "--port", str(port), *(["--chaos"] if chaos else []))
     supervisor = launch(SUPERVISOR, environment.variables(os.environ), "deploy.supervisor_main")
     return [
         Kept("redis", lambda: redis.process, start_redis),

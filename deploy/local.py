@@ -56,8 +56,13 @@ class LocalCluster:
         down(self.state_dir)
 
 
-def up(state_dir: Path, nodes: Sequence[NodeSpec], *, port: int = 0, say: Say = lambda _: None) -> LocalCluster:
-    """Ready when this returns; where it runs already, that one. Raises EverstepError, having stopped what it started."""
+def up(
+    state_dir: Path, nodes: Sequence[NodeSpec], *, port: int = 0, chaos: bool = False, say: Say = lambda _: None
+) -> LocalCluster:
+    """Ready when this returns; where it runs already, that one. Raises EverstepError, having stopped what it started.
+
+    chaos: users may cause faults on purpose.
+    """
     places = Places(state_dir.resolve())
     places.create()
     with exclusively(places.lock):
@@ -69,7 +74,7 @@ def up(state_dir: Path, nodes: Sequence[NodeSpec], *, port: int = 0, say: Say = 
             say(f"{len(left)} processes of an earlier cluster are still here; stopping them first")
         _stop(places)
         try:
-            return _start(places, nodes, port, say)
+            return _start(places, nodes, port, chaos, say)
         except BaseException:
             _stop(places)
             raise
@@ -108,7 +113,7 @@ def status(state_dir: Path) -> dict[str, object]:
 # --- up -------------------------------------------------------------------------------------------------------------------
 
 
-def _start(places: Places, specs: Sequence[NodeSpec], port: int, say: Say) -> LocalCluster:
+def _start(places: Places, specs: Sequence[NodeSpec], port: int, chaos: bool, say: Say) -> LocalCluster:
     began = time.monotonic()
     if port and is_taken(port):
         raise Conflict(f"port {port} is taken by another program; choose another, or 0 for any")
@@ -120,6 +125,7 @@ def _start(places: Places, specs: Sequence[NodeSpec], port: int, say: Say) -> Lo
         redis.start(without_ray() | {CLUSTER_MARK: nodes.environment.cluster})
         say(f"redis      ready after {time.monotonic() - began:.1f} s")
         command = [sys.executable, "-m", "deploy.keeper", "--state-dir", str(places.state_dir), "--port", str(port)]
+        command += ["--chaos"] if chaos else []
         start_detached(places, KEEPER, command, without_ray() | {CLUSTER_MARK: nodes.environment.cluster})
         starting.result()
     say(f"nodes      {', '.join(nodes.registry().nodes) or 'none'} after {time.monotonic() - began:.1f} s")
@@ -197,10 +203,11 @@ def main() -> int:
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--nodes", default=DEFAULT_NODES, help=f"KIND:DEVICES[@RACK] of each (default {DEFAULT_NODES})")
     parser.add_argument("--port", type=int, default=0, help="of the API; 0 for any free one")
+    parser.add_argument("--chaos", action="store_true", help="let users cause faults on purpose (everstep chaos, kill)")
     asked = parser.parse_args()
     try:
         if asked.action == "up":
-            up(asked.state_dir, parse_nodes(asked.nodes), port=asked.port, say=print)
+            up(asked.state_dir, parse_nodes(asked.nodes), port=asked.port, chaos=asked.chaos, say=print)
         elif asked.action == "down":
             down(asked.state_dir, say=print)
         else:

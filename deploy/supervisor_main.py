@@ -21,6 +21,7 @@ from orchestrator.adapters.plan_process import ThreadPlanner
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.ray_cluster import RayCluster
 from orchestrator.adapters.redis_store import RedisStore
+from orchestrator.adapters.saboteur import LocalSaboteur
 from orchestrator.domain.errors import Unavailable
 from orchestrator.supervisor.run import Supervisor, World
 
@@ -62,6 +63,7 @@ async def serve(state_dir: Path) -> None:
         prober=SubprocessProber(),
         planner=ThreadPlanner(),
         checkpoints=FolderCheckpoints(str(state_dir)),
+        saboteur=LocalSaboteur(EmbeddedRedis(state_dir).address),
     )
     # One supervisor per state directory is started here, so its name may stay: a successor need not wait for the lease.
     supervisor = Supervisor(world=world, root=str(state_dir), holder=f"{socket.gethostname()}:{state_dir}")

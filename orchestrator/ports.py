@@ -14,7 +14,7 @@ from .domain.ids import EffectId, JobId, NodeId, Term
 from .domain.job import JobRecord
 from .domain.plan import Infeasible, Plan
 from .domain.profile import Profile
-from .domain.protocol import Envelope, HostRequest
+from .domain.protocol import Envelope, HostMessage
 from .domain.spec import JobSpec
 
 # --- state ---------------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Cluster(Protocol):
         """Every node known, lost ones included for a while."""
         ...
 
-    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostRequest) -> None:
+    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage) -> None:
         """Deliver a request; OpenHost creates the host where there is none, CloseHost ends it (no host: no error).
 
         Raises HostGone, HostUnreachable, StaleTerm.
@@ -160,6 +160,18 @@ class NodeProvider(Protocol):
 
     async def kill(self, node: NodeId) -> None:
         """End every process of the node at once, without warning. Raises NotFound."""
+        ...
+
+
+class Saboteur(Protocol):
+    """Faults of the control plane, on purpose. Only where the deployment allows them."""
+
+    async def kill_supervisor(self) -> None:
+        """End the supervisor that asks, at once and without a word."""
+        ...
+
+    async def stall_store(self, seconds: float) -> None:
+        """Have the store answer nobody for this long. Raises Unavailable."""
         ...
 
 

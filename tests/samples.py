@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from orchestrator.domain.checkpoint import CheckpointRef, ShardRef
 from orchestrator.domain.cluster import Node, NodeStatus
-from orchestrator.domain.effects import AddNode, CallHost, ChoosePlan, CommitCheckpoint, Effect, KillNode, ProbeProgram
+from orchestrator.domain.effects import (
+    AddNode,
+    CallHost,
+    ChoosePlan,
+    CommitCheckpoint,
+    Effect,
+    KillNode,
+    ProbeProgram,
+    Sabotage,
+)
 from orchestrator.domain.events import (
     CancelRequested,
     CheckpointCommitted,
@@ -12,8 +21,6 @@ from orchestrator.domain.events import (
     Contact,
     DeadlinePassed,
     EffectDone,
-    FaultKind,
-    FaultRequested,
     HistoryEntry,
     HostClosed,
     HostLost,
@@ -27,6 +34,7 @@ from orchestrator.domain.events import (
     ProgramRefused,
     StepRecord,
 )
+from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.generation import Answer, Held, RankReport, Settlement
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Rank, Step
 from orchestrator.domain.job import (
@@ -55,6 +63,7 @@ from orchestrator.domain.protocol import (
     CloseGeneration,
     CloseHost,
     Envelope,
+    FaultCarriedOut,
     FormGeneration,
     FromCheckpoint,
     FromMemory,
@@ -63,6 +72,7 @@ from orchestrator.domain.protocol import (
     HostFailed,
     HostOpened,
     HostRequest,
+    InjectFault,
     KillRank,
     OpenHost,
     PrepareSeats,
@@ -212,8 +222,8 @@ NODES = (
 INPUTS: tuple[Input, ...] = (
     JobSubmitted(job=JOB, spec=SPEC, at=AT),
     CancelRequested(job=JOB),
-    FaultRequested(fault=FaultKind.KILL_RANK, job=JOB, rank=3),
-    FaultRequested(fault=FaultKind.KILL_NODE, node=NODE),
+    FaultRequested(fault=FaultKind.KILL, job=JOB, rank=3),
+    FaultRequested(fault=FaultKind.NODE_KILL, node=NODE),
     NodeRequested(kind="H100", num_devices=2),
     ProgramProbed(job=JOB, profile=PROFILE),
     ProgramRefused(job=JOB, message="heads 5 is not divisible by tp 2"),
@@ -290,3 +300,30 @@ RECORDS: tuple[JobRecord, ...] = tuple(
     )
     for state in STATES
 )
+
+# --- kinds that came later, each in a golden file of its own --------------------------------------------------------------
+
+ASKED = FaultRequested(
+    fault=FaultKind.KILL, job=JOB, device=D1, at="after_vote", step=Step(31), duration_s=1.5, seed=7, id="f3"
+)
+FAULTS = (
+    InjectFault(fault=ASKED, device=D1),
+    FaultCarriedOut(id="f3", message="killed at after_vote of step 31", at=AT, step=Step(31)),
+    Sabotage(fault=FaultRequested(fault=FaultKind.CLOCK_JUMP, jump_s=-30.0)),
+    Injected(
+        id="f3",
+        asked=ASKED,
+        asked_at=AT,
+        devices=(D1,),
+        carried_out_at=AT + 1,
+        step=Step(31),
+        message="killed",
+        incident=4,
+        cause="rank_lost",
+        detected_s=0.016,
+        pause_s=0.2,
+        verdict=Verdict.RECOVERED,
+        why="the rank was killed",
+    ),
+)
+LATER: tuple[object, ...] = FAULTS

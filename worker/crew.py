@@ -105,6 +105,10 @@ class Crew:
         if seat.channel.is_backed_up:
             asyncio.get_running_loop().add_writer(seat.channel, self._flush, seat)
 
+    def kill_zygote(self) -> None:
+        """On purpose; its end is noticed like any other."""
+        self._zygote.kill()
+
     async def close(self) -> None:
         """End everything; returns when nothing is left. Raises EverstepError where processes outlive SIGKILL."""
         self._closing = True

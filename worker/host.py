@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -24,8 +25,11 @@ from orchestrator.domain.protocol import (
     CloseHost,
     EndJoin,
     Envelope,
+    FaultCarriedOut,
     FormGeneration,
+    HostMessage,
     HostRequest,
+    InjectFault,
     JoinerAt,
     JoinFailed,
     KillRank,
@@ -36,9 +40,11 @@ from orchestrator.domain.protocol import (
     RankReported,
     ShardSaved,
     StopAfter,
+    Together,
 )
 
 from .crew import Crew
+from .injection import Injection, kill_this_process
 from .isolation import GRACE_S, Isolation
 from .mail import FromRank, Passed, Raised, order_frame
 from .outbox import Outbox
@@ -58,15 +64,22 @@ class Heartbeat:
 
 
 class Host:
-    """Used on one asyncio loop; `address` is where this node's ranks listen."""
+    """Used on one asyncio loop; `address` is where this node's ranks listen; `end` is how it dies, should that be tried."""
 
-    def __init__(self, address: str = "127.0.0.1", isolation_grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self,
+        address: str = "127.0.0.1",
+        isolation_grace_s: float = GRACE_S,
+        end: Callable[[], None] = kill_this_process,
+    ) -> None:
         self._address = address
+        self._end = end
         self._term = Term(0)
         self._outcomes: OrderedDict[EffectId, asyncio.Task[None]] = OrderedDict()
         self._outbox = Outbox()
         self._order: OpenHost | None = None
         self._crew: Crew | None = None
+        self._injection: Injection | None = None
         self._closing = False
         self._formed = Generation(0)
         self._closed = Generation(0)
@@ -76,18 +89,33 @@ class Host:
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
 
-    async def handle(self, term: Term, effect_id: EffectId, request: HostRequest) -> None:
+    async def handle(self, term: Term, effect_id: EffectId, request: HostMessage) -> None:
         """Start what is asked; what comes of it is told by events. A repeated effect id gets its first outcome.
 
         Returns when nothing is left, for CloseHost; at once, for all others. Raises StaleTerm, EverstepError.
         """
         self._hear(term)
+        if isinstance(request, Together):
+            await self._handle_all(term, request)
+            return
         outcome = self._outcomes.get(effect_id)
         if outcome is None:
             outcome = self._outcomes[effect_id] = asyncio.ensure_future(self._carry_out(request))
             if len(self._outcomes) > _MAX_OUTCOMES:
                 self._outcomes.popitem(last=False)
         await asyncio.shield(outcome)
+
+    async def _handle_all(self, term: Term, together: Together) -> None:
+        refusals = []
+        for effect_id, request in together.requests.items():
+            try:
+                await self.handle(term, effect_id, request)
+            except StaleTerm:
+                raise
+            except EverstepError as error:
+                refusals.append(str(error))
+        if refusals:
+            raise EverstepError("; ".join(refusals))
 
     async def poll(
         self, term: Term, after: int, timeout_s: float, acked: int | None = None
@@ -133,6 +161,10 @@ class Host:
             case KillRank(device=device):
                 if seat := self._opened_crew().at.get(device):
                     seat.kill("killed by request")
+            case InjectFault():
+                self._opened_crew()
+                assert self._injection is not None
+                self._injection.carry_out(request)
             case CloseHost():
                 await self._close()
             case _:
@@ -151,6 +183,7 @@ class Host:
             return
         self._order = order
         self._crew = Crew(order, self._address, tell=self._outbox.add, heard=self._take_in, spawned=self._spawned)
+        self._injection = Injection(self._crew, self._outbox.add, self._end)
         self._crew.start()
         self._schedule_watch()
 
@@ -186,6 +219,8 @@ class Host:
                 self._tell_to_leave(seat, generation)
 
     def _spawned(self, seat: Seat) -> None:
+        assert self._injection is not None
+        self._injection.spawned(seat)
         if seat.born <= self._closed:  # the close overtook the preparation: it is owed a report all the same
             self._tell_to_leave(seat, seat.born)
 
@@ -238,6 +273,9 @@ class Host:
                 self._outbox.add(said)
             case ShardSaved() | JoinerAt() | JoinFailed():
                 self._outbox.add(said)
+            case FaultCarriedOut():
+                assert self._injection is not None
+                self._injection.struck(seat, said)
             case Raised(message=message):
                 seat.raised = message
             case _:

@@ -264,10 +264,11 @@ class Joining:
         source.at[number] = Step(-1)
         position, held = 0, self._holdings
         for interval in source.chunks[number]:
-            for place, length, decays in held.places(interval):
+            for found, at, decays in held.places(interval):
+                length = len(found)
                 part = gradients[position : position + length]
                 position += length
-                adamw(self._train, answer, held.state[:, place : place + length], part, ((0, length),) if decays else ())
+                adamw(self._train, answer, held.state[:, at : at + length], part, ((0, length),) if decays else ())
         source.at[number] = answer.step
 
     def _passed(self, source: _Source, step: Step, behind: int) -> None:

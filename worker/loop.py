@@ -38,6 +38,7 @@ from orchestrator.domain.spec import JobSpec
 
 from .checkpoint.writer import CheckpointWriter, Snapshot
 from .donation import Donation
+from .faultpoints import faultpoint
 from .feeding import Feeder
 from .parallel.data import DataAxis, Session
 from .parallel.group import ALONE
@@ -45,6 +46,7 @@ from .parallel.optimizer import adamw
 from .parallel.pipeline import StageRunner
 from .program import Program
 from .progress import Phase, Progress
+from .spoiling import flip_bit, spoil_gradient
 from .state.buffers import Buffers, Shape
 from .state.holdings import Holdings
 from .state.relayout import from_checkpoint, from_memory, from_seed, give
@@ -110,6 +112,7 @@ class Trainer:
         plan_buckets = buckets(form.plan, self._profile)
         self._build(session, plan_buckets)
         built = perf_counter()
+        faultpoint("in_restore")
         self._settle(form.restore)
         self._fill(session, plan_buckets, form.restore)
         moved = perf_counter()
@@ -224,9 +227,12 @@ class Trainer:
         sums = stage.run(step)
         buffers.fold()
         progress.phase(Phase.REDUCE, generation, step)
+        faultpoint("before_reduce")
         data.reduce()
+        faultpoint("after_reduce")
         data.mirror()
         progress.phase(Phase.VOTE, generation, step)
+        faultpoint("before_vote")
         ballot = self._ballot(held, sums if session.seat.tp == 0 else {})
         self._voted = step
         progress.voted(step)
@@ -235,6 +241,7 @@ class Trainer:
         self._is_stopping = bool(total[-1] > 0)
         self._answer = answer
         progress.passed(answer)
+        faultpoint("after_vote")
         progress.phase(Phase.UPDATE, generation, step)
         with self._updating:
             self._apply(held, answer)
@@ -242,8 +249,10 @@ class Trainer:
                 feeder.applied(answer)
                 if self._is_stopping:
                     feeder.end(step)
+        faultpoint("after_update")
         progress.phase(Phase.GATHER, generation, step)
         data.gather()
+        faultpoint("after_gather")
         if self._is_due(step):
             progress.phase(Phase.SAVE, generation, step)
             self._save(session)
@@ -275,9 +284,30 @@ class Trainer:
         if held.step != answer.step - 1:
             return
         held.torn = True
+        faultpoint("in_update")
         adamw(self._spec.train, answer, held.state, held.gradient, held.decayed)
         held.step = answer.step
         held.torn = False
+
+    # --- damage on purpose ----------------------------------------------------------------------------------------------
+
+    def flip_bit(self, seed: int) -> str:
+        """Flip one bit of what this rank owns or mirrors, drawn from the seed; in words, which. Training thread only.
+
+        Raises ValueError where it holds nothing.
+        """
+        if self._holdings is None or self._holdings.torn:
+            raise ValueError("no state is held here")
+        return flip_bit(self._holdings, seed)
+
+    def spoil_gradient(self, bit: int | None = None) -> str:
+        """Make the first element of this step's gradient NaN, or flip that bit of it; in words, what. Training thread only.
+
+        Raises ValueError where no generation is trained.
+        """
+        if self._buffers is None:
+            raise ValueError("no gradient is computed here")
+        return spoil_gradient(self._buffers, bit)
 
     # --- taking a seat --------------------------------------------------------------------------------------------------
 

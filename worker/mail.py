@@ -24,7 +24,9 @@ from orchestrator.domain.protocol import (
     BeginJoin,
     CloseGeneration,
     EndJoin,
+    FaultCarriedOut,
     FormGeneration,
+    InjectFault,
     JoinerAt,
     JoinFailed,
     RankFinished,
@@ -39,7 +41,7 @@ from .page import pack_answer, unpack_answer
 BROKEN = 70
 """Exit code of a rank that failed below the training program."""
 
-ToRank: TypeAlias = FormGeneration | CloseGeneration | BeginJoin | StopAfter | EndJoin
+ToRank: TypeAlias = FormGeneration | CloseGeneration | BeginJoin | StopAfter | EndJoin | InjectFault
 
 _ORDER, _SAID, _PASSED = b"O", b"S", b"P"
 _LENGTH = struct.Struct("<I")
@@ -62,7 +64,7 @@ class Raised:
     message: str
 
 
-Said: TypeAlias = RankReported | RankReady | RankFinished | ShardSaved | JoinerAt | JoinFailed | Raised
+Said: TypeAlias = RankReported | RankReady | RankFinished | ShardSaved | JoinerAt | JoinFailed | FaultCarriedOut | Raised
 FromRank: TypeAlias = Said | Passed
 
 

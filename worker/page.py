@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from orchestrator.domain.errors import EverstepError
+from orchestrator.domain.faults import POINTS
 from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, Step
 
@@ -51,6 +52,7 @@ class _Word(IntEnum):
     ANSWERS = 11
     PROGRESSED_NS = 12
     WAITING_NS = 13
+    FAULT = 23
 
 
 # Plain integers: an enum member costs a look-up at every collective.
@@ -127,6 +129,14 @@ class PageWriter(_Mapped):
     def generation(self) -> Generation:
         return Generation(self._words[_GENERATION])
 
+    @property
+    def step(self) -> Step:
+        return Step(self._words[_STEP])
+
+    def fault(self, point: str) -> None:
+        """The rank is about to be killed at a fault point: its host will say so."""
+        self._words[_Word.FAULT] = 1 + POINTS.index(point)
+
     def phase(self, phase: Phase, generation: Generation, step: Step) -> None:
         words = self._words
         words[_GENERATION] = generation
@@ -190,6 +200,11 @@ class PageReader(_Mapped):
             progressed_at=words[_Word.PROGRESSED_NS] / 1e9,
             waiting_since=words[_Word.WAITING_NS] / 1e9,
         )
+
+    def fault(self) -> str:
+        """The fault point this rank was killed at, and of which step; empty where it was not."""
+        number = self._words[_Word.FAULT]
+        return f"{POINTS[number - 1]} of step {self._words[_Word.STEP]}" if 0 < number <= len(POINTS) else ""
 
     def answer(self) -> tuple[Generation, Answer] | None:
         """The last vote seen to pass and its generation; None before the first."""

@@ -26,6 +26,7 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.protocol import (
@@ -36,6 +37,7 @@ from orchestrator.domain.protocol import (
     FromCheckpoint,
     FromMemory,
     FromSeed,
+    InjectFault,
     OpenHost,
     RankFinished,
     RankReady,
@@ -45,6 +47,8 @@ from orchestrator.domain.protocol import (
 )
 
 from .donation import Donation
+from .faultpoints import faultpoint
+from .faults import Faults
 from .joining import Joining
 from .loop import Trainer
 from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_order, said_frame
@@ -57,6 +61,8 @@ from .progress import Phase
 from .session import Session
 
 _SWITCH_INTERVAL_S = 0.001
+_NICE = 5
+"""Where ranks compute on the processors that host, supervisor and Redis run on, those must not wait for a time slice."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -93,6 +99,7 @@ def main(job: Job, me: Device, inherited: Inherited, zygote: int) -> NoReturn:
     try:
         # Whatever changes the user id comes before this line: setuid clears the death signal.
         die_with_parent(zygote)
+        os.nice(_NICE)
         _keep_only(inherited)
         _write_to(inherited.log)
         code = _Rank(job, me, inherited).run()
@@ -115,6 +122,10 @@ class _Watched(PageWriter):
         super().passed(answer)
         self._control.post(passed_frame(Passed(generation=self.generation, answer=answer)), droppable=True)
 
+    def micro_batch(self, number: int) -> None:
+        super().micro_batch(number)
+        faultpoint("in_compute")
+
 
 class _Rank:
     def __init__(self, job: Job, me: Device, inherited: Inherited) -> None:
@@ -124,7 +135,8 @@ class _Rank:
         self._listener = socket.socket(fileno=inherited.listener)
         self._page = _Watched(inherited.page, self._control)
         os.close(inherited.page)
-        self._inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
+        self._faults = Faults(self._page, lambda struck: self._control.post(said_frame(struck)))
+        self._inbox: queue.SimpleQueue[FormGeneration | CloseGeneration | BeginJoin] = queue.SimpleQueue()
         self._lock = threading.Lock()
         # Under the lock: both threads ask whether the session that is about to begin was closed before it began.
         self._closed = Generation(0)
@@ -133,6 +145,7 @@ class _Rank:
         self._feeds: queue.SimpleQueue[BeginJoin] = queue.SimpleQueue()
         """Newcomers to give state to, from the control thread to the training loop."""
         self._stop_after = Generation(0)
+        self._ended_join = Generation(0)
         # The main thread's own.
         self._reported = Generation(0)
 
@@ -142,6 +155,7 @@ class _Rank:
         threading.Thread(target=self._obey, name="control", daemon=True).start()
         try:
             trainer = self._trainer()
+            self._faults.patient = trainer
             while True:
                 match self._inbox.get():
                     case FormGeneration() as form:
@@ -181,9 +195,12 @@ class _Rank:
             self._give(trainer, session, form)
             return
         generation = form.generation
+        if generation == 1:
+            self._faults.take_from_environment(str(self._me))
         try:
             began = time.monotonic()
             session.open()
+            self._faults.spoil(session)
             formed = time.monotonic() - began
             phases = {"form": formed, **trainer.restore(session, form)}
             self._say_ready(generation, phases)
@@ -227,6 +244,8 @@ class _Rank:
             if begin.generation <= max(self._closed, self._session_of):
                 return  # it came too late
             self._session, self._session_of = joining, begin.generation
+            if begin.generation <= self._ended_join:
+                joining.end()
         arrived = joining.run()
         with self._lock:
             self._session = None
@@ -300,6 +319,7 @@ class _Rank:
     def _report(self, trainer: Trainer, generation: Generation, lost: Rank | None, cause: str) -> None:
         # Also of a generation it never began: what it voted for in the one before may be what the answer is about.
         report = trainer.report(generation, lost, cause)
+        faultpoint("before_report")
         self._reported = generation
         self._control.post(said_frame(RankReported(report=report)))
         self._page.phase(Phase.IDLE, generation, report.passed)
@@ -329,10 +349,15 @@ class _Rank:
 
     def _carry_out(self, order: ToRank) -> None:
         match order:
+            case InjectFault():
+                self._take_fault(order.fault)
+                return
             case StopAfter(generation=generation):
                 self._stop_after = max(self._stop_after, generation)
                 return
             case EndJoin(generation=generation):
+                with self._lock:
+                    self._ended_join = max(self._ended_join, generation)
                 if joining := self._joining(generation):
                     joining.end()
                 return
@@ -364,6 +389,14 @@ class _Rank:
         with self._lock:
             session = self._session
         return session if isinstance(session, Joining) and session.generation == generation else None
+
+    def _take_fault(self, fault: FaultRequested) -> None:
+        if fault.fault in (FaultKind.CUT_LINK, FaultKind.SLOW_LINK):
+            with self._lock:
+                session = self._session if isinstance(self._session, Session) else None
+            self._faults.take_for_links(fault, session)
+        else:
+            self._faults.take(fault)
 
     def _drain(self) -> None:
         """Give last words half a second to leave."""

@@ -77,6 +77,11 @@ class Seat:
         if self.pidfd >= 0:
             self._kill()
 
+    def send(self, number: signal.Signals) -> None:
+        """Raises OSError where it has ended."""
+        if not self.closed_fds and self.pidfd >= 0:
+            signal.pidfd_send_signal(self.pidfd, number)
+
     def close(self) -> None:
         if self.closed_fds:
             return
@@ -96,6 +101,7 @@ class Seat:
             report=self._last_report(message),
             message=message,
             log_tail=() if exit_code == -signal.SIGKILL else tail(self.log, since=self.log_start),
+            fault_point=self.page.fault(),
             user_error=user_error,
             seconds_ago=time.monotonic() - self.gone_at if self.gone_at else 0.0,
         )
@@ -111,6 +117,8 @@ class Seat:
             return self.raised, True
         if self.doomed:
             return self.doomed, False
+        if exit_code < 0 and (point := self.page.fault()):
+            return f"killed at fault point {point}", False
         if exit_code < 0:
             return f"killed by {signal.Signals(-exit_code).name}", False
         if exit_code == BROKEN:

@@ -19,6 +19,7 @@ from orchestrator.domain.plan import Plan, Seat
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.spec import Backend
 
+from .faultpoints import faultpoint
 from .parallel.carrier import Addressed, Carrier, Handle, LinksCarrier
 from .parallel.gloo import GlooCarrier
 from .parallel.group import Aborted, Group
@@ -26,6 +27,7 @@ from .parallel.links import Links
 from .parallel.mesh import WORLD, Circle, Mesh, job_cookie, mesh, ranks_of
 from .parallel.nccl import NcclCarrier
 from .parallel.process_group import LinksProcessGroup
+from .parallel.sabotage import BadLink
 from .parallel.world import enter_world, leave_world
 from .progress import Progress
 
@@ -144,6 +146,8 @@ class Session:
         total = ballot.detach().to(self._opened().device, copy=True)
         self.tp.all_reduce(total)
         self.pp.all_reduce(total)
+        # From here on others may see the vote pass without this rank.
+        faultpoint("in_vote")
         if self._across is not None:
             self._across.all_reduce(total)
         assert self._mesh is not None
@@ -153,6 +157,12 @@ class Session:
             self.pp.pg.broadcast([total], options).wait()
         # To the host: on an accelerator the sum has only passed once it has been read.
         return total.to(ballot.device)
+
+    def spoil_links(self, bad_link: BadLink) -> None:
+        """From now on, until it is over, this rank's ends of these links are bad. Any thread."""
+        with self._gate:
+            if self._links is not None:
+                self._links.bad_link = bad_link
 
     def abort(self) -> None:
         """Make every operation of this generation raise at once. Any thread, any time, any number of times."""

@@ -34,6 +34,7 @@ from orchestrator.domain.protocol import OpenHost
 from . import rank
 from .data import sources
 from .loop import warm
+from .parallel.world import warm_up_world
 from .program import load_program
 
 MESSAGE_BYTES = 1 << 16
@@ -62,6 +63,7 @@ def _warmed(order: OpenHost) -> rank.Job:
     tokens = sources.load(order.spec.data)
     sources.require_same(tokens, order.profile.text_sha256)
     warm(order.spec, order.profile, program)
+    warm_up_world()
     _require_one_thread()
     gc.collect()
     # What is shared with every rank is not worth walking at each collection, and walking it would unshare its pages.

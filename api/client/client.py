@@ -17,11 +17,15 @@ from urllib.parse import quote
 
 import httpx2
 
+from api.chaos import FaultRequest
 from api.documents import load_mapping
+from api.schemas import read
 from api.views import (
     TERMINAL,
     AcceptedView,
     EventView,
+    FaultAcceptedView,
+    FaultView,
     GapView,
     JobPage,
     JobSummary,
@@ -177,11 +181,20 @@ class Client:
         body = {"kind": kind, "num_devices": num_devices} | ({"labels": dict(labels)} if labels else {})
         return AcceptedView.model_validate(self._json("POST", "/api/v1/nodes", json=body, repeatable=False))
 
-    def kill_node(self, node: str) -> AcceptedView:
+    def kill_node(self, node: str) -> FaultAcceptedView:
         return self._fault({"kind": "kill_node", "node": node})
 
-    def kill_rank(self, job: str, rank: int) -> AcceptedView:
+    def kill_rank(self, job: str, rank: int) -> FaultAcceptedView:
         return self._fault({"kind": "kill_rank", "job": job, "rank": rank})
+
+    def inject(self, fault: FaultRequest | Mapping[str, Any]) -> FaultAcceptedView:
+        """Make something fail on purpose. Raises Refused where the request can't be right."""
+        asked = fault if isinstance(fault, FaultRequest) else read(FaultRequest, dict(fault))
+        return self._fault(asked.checked().model_dump(mode="json", exclude_unset=True))
+
+    def faults(self, job: str) -> list[FaultView]:
+        """Those caused on purpose that are kept, oldest first."""
+        return [FaultView.model_validate(item) for item in self._json("GET", f"{_path(job)}/faults")]
 
     def ready(self) -> dict[str, str]:
         """Name of each check -> "ok". Raises ApiError, whose problem carries the checks, where one is not."""
@@ -193,8 +206,8 @@ class Client:
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
-    def _fault(self, body: Mapping[str, Any]) -> AcceptedView:
-        return AcceptedView.model_validate(self._json("POST", "/api/v1/faults", json=body, repeatable=False))
+    def _fault(self, body: Mapping[str, Any]) -> FaultAcceptedView:
+        return FaultAcceptedView.model_validate(self._json("POST", "/api/v1/faults", json=body, repeatable=False))
 
     def _json(self, method: str, path: str, *, repeatable: bool = True, **request: Any) -> Any:
         return self._send(method, path, repeatable=repeatable, **request).json()

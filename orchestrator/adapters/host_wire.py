@@ -11,7 +11,7 @@ from typing import TypeVar
 from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError, StaleTerm
 from orchestrator.domain.ids import EffectId, Term
-from orchestrator.domain.protocol import PROTOCOL_VERSION, Envelope, HostRequest
+from orchestrator.domain.protocol import PROTOCOL_VERSION, Envelope, HostMessage
 
 READABLE = (PROTOCOL_VERSION,)
 """Versions understood here."""
@@ -21,7 +21,7 @@ READABLE = (PROTOCOL_VERSION,)
 class Call:
     term: Term
     effect: EffectId
-    request: HostRequest
+    request: HostMessage
     version: int = PROTOCOL_VERSION
 
 

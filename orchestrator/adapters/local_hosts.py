@@ -5,13 +5,14 @@ For tests and benchmarks of everything but Ray; what a host does is not faked.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import NotFound
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
-from orchestrator.domain.protocol import CloseHost, Envelope, HostRequest, OpenHost
+from orchestrator.domain.protocol import CloseHost, Envelope, HostMessage, OpenHost
 from orchestrator.ports import HostGone
 from worker.host import Host
 
@@ -23,11 +24,12 @@ class LocalHosts:
         self._nodes = {node.id: node for node in nodes}
         self._hosts: dict[tuple[JobId, NodeId], Host] = {}
         self._added = 0
+        self._ending: list[asyncio.Future[None]] = []
 
     async def nodes(self) -> tuple[Node, ...]:
         return tuple(self._nodes[node] for node in sorted(self._nodes))
 
-    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostRequest) -> None:
+    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage) -> None:
         host = self._hosts.get((job, node))
         if host is None and isinstance(request, CloseHost):
             return
@@ -36,7 +38,7 @@ class LocalHosts:
         if host is None:
             if not isinstance(request, OpenHost):
                 raise HostGone(f"there is no host of {job} on {node}")
-            host = self._hosts[job, node] = Host()
+            host = self._hosts[job, node] = Host(end=lambda: self._end(job, node))
         await host.handle(term, effect, request)
         if isinstance(request, CloseHost):
             self._hosts.pop((job, node), None)
@@ -48,8 +50,8 @@ class LocalHosts:
         if host is None or self._nodes[node].status is NodeStatus.LOST:
             raise HostGone(f"there is no host of {job} on {node}")
         envelopes, _ = await host.poll(term, after, wait_s, acked)
-        if self._nodes[node].status is NodeStatus.LOST:
-            raise HostGone(f"{node} was killed")
+        if self._nodes[node].status is NodeStatus.LOST or self._hosts.get((job, node)) is not host:
+            raise HostGone(f"the host of {job} on {node} was killed")
         return envelopes
 
     async def add(self, kind: str, num_devices: int, labels: Mapping[str, str] | None = None) -> NodeId:
@@ -67,7 +69,14 @@ class LocalHosts:
                 del self._hosts[job, at]
                 await host.handle(Term(1 << 62), EffectId("killed"), CloseHost())
 
+    def _end(self, job: JobId, node: NodeId) -> None:
+        """A host dies on purpose: its ranks die with it, and nothing more is heard of it."""
+        host = self._hosts.pop((job, node), None)
+        if host is not None:
+            self._ending.append(asyncio.ensure_future(host.handle(Term(1 << 62), EffectId("ended"), CloseHost())))
+
     async def close(self) -> None:
+        await asyncio.gather(*self._ending)
         for host in self._hosts.values():
             await host.handle(Term(1 << 62), EffectId("closed"), CloseHost())
         self._hosts.clear()

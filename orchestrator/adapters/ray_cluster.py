@@ -19,7 +19,7 @@ from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
-from orchestrator.domain.protocol import CloseHost, Envelope, HostRequest, OpenHost
+from orchestrator.domain.protocol import CloseHost, Envelope, HostMessage, OpenHost
 from orchestrator.ports import HostGone, HostUnreachable
 
 from .host_wire import Call, Poll, Pulse, Reply, raise_for, read
@@ -114,7 +114,7 @@ class RayCluster:
 
     # --- hosts ------------------------------------------------------------------------------------------------------------
 
-    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostRequest) -> None:
+    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage) -> None:
         data = codec.dumps(Call(term=term, effect=effect, request=request))
         match request:
             case OpenHost():

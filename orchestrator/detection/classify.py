@@ -20,7 +20,7 @@ _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+")
 def exit_fault(exited: RankExited, now: float) -> Fault:
     """A rank's process ended and its host saw it."""
     error = _own_error(exited)
-    how = exited.message if exited.user_error and exited.message else _how(exited.exit_code)
+    how = exited.message if exited.user_error and exited.message else _how(exited)
     return Fault(
         cause=Cause.RANK_LOST,
         message=f"the rank on {exited.device} (pid {exited.pid}) {'raised ' if exited.user_error else ''}{how}",
@@ -56,10 +56,13 @@ def _own_error(exited: RankExited) -> str:
     if exited.exit_code >= 0:
         last = next((line for line in reversed(exited.log_tail) if line.strip()), "")
         return f"exit code {exited.exit_code} {last}".strip()
-    return _how(exited.exit_code) if -exited.exit_code in CRASHES else ""
+    return _how(exited) if -exited.exit_code in CRASHES else ""
 
 
-def _how(code: int) -> str:
+def _how(exited: RankExited) -> str:
+    code = exited.exit_code
+    if exited.fault_point:
+        return f"was killed at fault point {exited.fault_point}"
     if code >= 0:
         return f"exited with code {code}"
     try:

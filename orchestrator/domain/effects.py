@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .checkpoint import ShardRef
+from .faults import FaultRequested
 from .ids import Device, Generation, JobId, NodeId, Step
 from .profile import Profile
 from .protocol import HostRequest
@@ -70,4 +71,14 @@ class AddNode:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-Effect: TypeAlias = ProbeProgram | ChoosePlan | CallHost | CommitCheckpoint | KillNode | AddNode
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sabotage:
+    """Make the control plane itself fail, to try it: one of faults.ON_CONTROL."""
+
+    fault: FaultRequested
+
+
+Loose: TypeAlias = KillNode | AddNode | Sabotage
+"""Concern no job, and may be lost."""
+
+Effect: TypeAlias = ProbeProgram | ChoosePlan | CallHost | CommitCheckpoint | Loose

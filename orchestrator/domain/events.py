@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from .checkpoint import CheckpointRef
 from .cluster import Node
+from .faults import FaultRequested
 from .generation import Answer
 from .ids import EffectId, Generation, JobId, NodeId, Step
 from .plan import Infeasible, Plan
@@ -33,21 +34,6 @@ class JobSubmitted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
     job: JobId
-
-
-class FaultKind(StrEnum):
-    KILL_RANK = "kill_rank"
-    KILL_NODE = "kill_node"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultRequested:
-    """A person wants to see a recovery. rank is of the job's current generation."""
-
-    fault: FaultKind
-    job: JobId | None = None
-    rank: int | None = None
-    node: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from .checkpoint import CheckpointRef, ShardRef
 from .effects import Effect
+from .faults import Injected
 from .generation import Answer, RankReport, Settlement
 from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
@@ -290,6 +291,9 @@ class JobRecord:
     listeners: Mapping[Device, str] = field(default_factory=dict)
     """host:port of each of these processes, for as long as it lives."""
     incidents: tuple[Incident, ...] = ()
+    injected: tuple[Injected, ...] = ()
+    """Faults on purpose, oldest first; the last of them are kept."""
+    next_fault: int = 1
     failures_in_a_row: int = 0
     """Generations closed by a fault since the last committed step."""
     failures: tuple[Failure, ...] = ()

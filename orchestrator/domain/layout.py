@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from .ids import Device, NodeId, Rank
-from .plan import Plan, Seat
+from .plan import Pipeline, Plan, Seat
 from .profile import BLOCK, Interval, Profile
 
 
@@ -65,6 +65,13 @@ class Bucket:
 
 def buckets(plan: Plan, profile: Profile) -> tuple[Bucket, ...]:
     """Every bucket of a plan, ordered by layer, split lines first, then by tp index."""
+    return _buckets(plan.pipelines, profile)
+
+
+@lru_cache(maxsize=32)
+def _buckets(pipelines: tuple[Pipeline, ...], profile: Profile) -> tuple[Bucket, ...]:
+    # Remembered, because a recovery asks for the same plan's buckets several times in every process.
+    plan = Plan(pipelines=pipelines)
     lines = defaultdict(list)
     for line in profile.lines:
         lines[line.layers, not line.split, not line.decay].append(line)
@@ -104,13 +111,19 @@ class Layout:
 
 def layout(plan: Plan, profile: Profile, *, mirrors: int) -> Layout:
     """Owned and mirrored intervals under a plan; `mirrors` is 0 or 1."""
-    owned: dict[Device, list[Interval]] = {device: [] for device in plan.devices}
-    for bucket in buckets(plan, profile):
-        for rank, (start, stop) in bucket.shares.items():
-            owned[plan.seats[rank].device].extend(part.interval for part in bucket.intervals(start, stop))
-    whole = {device: tuple(intervals) for device, intervals in owned.items()}
+    whole = _owned(plan.pipelines, profile)
     partner = partners(plan) if mirrors else {}
     return Layout(owned=whole, mirrored={partner[device]: whole[device] for device in partner})
+
+
+@lru_cache(maxsize=32)
+def _owned(pipelines: tuple[Pipeline, ...], profile: Profile) -> Mapping[Device, tuple[Interval, ...]]:
+    plan = Plan(pipelines=pipelines)
+    owned: dict[Device, list[Interval]] = {device: [] for device in plan.devices}
+    for bucket in _buckets(pipelines, profile):
+        for rank, (start, stop) in bucket.shares.items():
+            owned[plan.seats[rank].device].extend(part.interval for part in bucket.intervals(start, stop))
+    return {device: tuple(intervals) for device, intervals in owned.items()}
 
 
 def partners(plan: Plan) -> dict[Device, Device]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .checkpoint import CheckpointRef, ShardRef
+from .faults import FaultRequested
 from .generation import Answer, RankReport
-from .ids import Device, Generation, JobId, NodeId, Step
+from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
 from .plan import Plan
 from .profile import Profile
@@ -35,7 +36,10 @@ class FromCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromMemory:
-    """Survivors bring their state to `step` (applying `answer` where they had not); then `moves` fill the new layout."""
+    """Survivors bring their state to `step` (applying `answer` where they had not); then the new layout is filled.
+
+    What a device holds already it keeps; `moves` are the rest, between devices.
+    """
 
     step: Step
     answer: Answer | None
@@ -129,13 +133,41 @@ class KillRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InjectFault:
+    """Make something fail, to try it; answered by FaultCarriedOut when it has come to that, unless it ends the host.
+
+    device: the rank it happens to; None for a fault of the whole host, or of each rank's links.
+    """
+
+    fault: FaultRequested
+    device: Device | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseHost:
     """End every rank and the zygote; the last request."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Requests that travel in one message and are carried out in this order, each under its own effect id."""
+
+    requests: Mapping[EffectId, HostRequest]
+
+
 HostRequest: TypeAlias = (
-    OpenHost | PrepareSeats | FormGeneration | CloseGeneration | BeginJoin | StopAfter | EndJoin | KillRank | CloseHost
+    OpenHost
+    | PrepareSeats
+    | FormGeneration
+    | CloseGeneration
+    | BeginJoin
+    | StopAfter
+    | EndJoin
+    | KillRank
+    | InjectFault
+    | CloseHost
 )
+HostMessage: TypeAlias = HostRequest | Together
 
 # --- host -> supervisor --------------------------------------------------------------------------------------------------
 
@@ -173,6 +205,8 @@ class RankExited:
     """Why, where the rank raised: the exception in one line."""
     log_tail: tuple[str, ...] = ()
     """Its last 50 log lines, where it raised or exited by itself."""
+    fault_point: str = ""
+    """Where in which step it was killed on purpose; empty otherwise."""
     user_error: bool = False
     """True where the training program itself raised or exited, which another attempt would repeat."""
     seconds_ago: float = 0.0
@@ -233,6 +267,17 @@ class JoinFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultCarriedOut:
+    """An injected fault is about to happen, or cannot. at: the host's wall clock; step: under way in the rank."""
+
+    id: str
+    message: str
+    at: float
+    step: Step = Step(0)
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFailed:
     """The host itself cannot serve (the zygote could not start or died)."""
 
@@ -253,6 +298,7 @@ HostEvent: TypeAlias = (
     | RankFinished
     | JoinerAt
     | JoinFailed
+    | FaultCarriedOut
     | HostFailed
 )
 

@@ -43,11 +43,11 @@ def choose_restore(
     arrived = {device: intervals for device, intervals in settlement.arrived if device in usable}
     found = transfers(sources, layout(target, profile, mirrors=mirrors), arrived)
     if not found.missing and (sources or arrived):
-        moved = sum(len(move.interval) for move in found.moves if move.source != move.target)
+        moves = tuple(move for move in found.moves if move.source != move.target)
         return RestorePlan(
-            restore=FromMemory(step=settlement.step, answer=settlement.answer, moves=found.moves),
+            restore=FromMemory(step=settlement.step, answer=settlement.answer, moves=moves),
             step=settlement.step,
-            moved_elements=moved,
+            moved_elements=sum(len(move.interval) for move in moves),
             reason=f"{len({*sources, *arrived})} living ranks that hold every interval of step {settlement.step}",
         )
     lost = sum(len(interval) for interval in found.missing)

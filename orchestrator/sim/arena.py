@@ -46,6 +46,12 @@ class Arena:
         """The first to see the next vote pass dies of it."""
         self.has_started = False
         self.passed = Step(0)
+        self.stopping = False
+        """A rank that was asked to stop has said so in the vote."""
+        self.at = self.step
+        """Applied by every rank."""
+        self.followers: dict[Device, Callable[[Step], None]] = {}
+        """Newcomers who are sent what it takes to apply a step."""
         self.layout = layout(form.plan, profile(), mirrors=spec.recovery.mirrors)
 
     @property
@@ -147,8 +153,9 @@ class Arena:
 
     def _check_moves(self, restore: FromMemory) -> None:
         for device in self.form.plan.devices:
-            moves = [move for move in restore.moves if move.target == device]
-            check_filled(f"{device} in generation {self.generation}", self.layout.held(device), moves)
+            kept = self.here[device].whole_at(restore.step)
+            moved = [move.interval for move in restore.moves if move.target == device]
+            check_filled(f"{device} in generation {self.generation}", self.layout.held(device), kept, moved)
         for move in restore.moves:
             source = self.here.get(move.source)
             if source is None or not source.covers(move.interval, restore.step):
@@ -158,6 +165,8 @@ class Arena:
     def _restored(self, rank: SimRank) -> None:
         if rank.device in self.form.donors:
             rank.arena = None
+            return
+        if not rank.reaches("in_transfer"):
             return
         self.has_started = True
         self.world.checker.started(self)
@@ -178,6 +187,8 @@ class Arena:
 
         def vote(rank: SimRank) -> None:
             rank.voted = step
+            self.stopping = self.stopping or rank.stop_after >= self.generation
+            rank.reaches("in_vote")
 
     def _pass(self, step: Step) -> None:
         """Everybody has voted: this is the instant at which the step is committed, whoever lives to see it."""
@@ -186,6 +197,8 @@ class Arena:
 
         def see(rank: SimRank) -> None:
             rank.passed(self.generation, answer)
+            if not rank.alive:
+                return
             if self.kills_voter:
                 self.kills_voter = False
                 self.world.note(f"* {self.job} on {rank.device} dies having passed step {step}")
@@ -194,8 +207,19 @@ class Arena:
             self._save_if_due(rank)
             if step == self.spec.train.steps:
                 self._finish(rank)
+            elif self.stopping:
+                del self.here[rank.device]
+                rank.stopped()
 
-        self._each(BLINK_S, see, self._compute_next)
+        self._each(BLINK_S, see, lambda: self._applied(step))
+
+    def _applied(self, step: Step) -> None:
+        """By everybody; newcomers are sent what they need to do the same."""
+        self.at = step
+        for _, follow in sorted(self.followers.items()):
+            follow(step)
+        if not self.stopping:
+            self._compute_next()
 
     def _answer(self, step: Step) -> Answer:
         """Summed over the pipelines, as the vote does it: an id computed twice or by nobody shows in the losses."""

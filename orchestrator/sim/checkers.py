@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.domain.events import StepRecord
+from orchestrator.domain.faults import Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, Step
 from orchestrator.domain.job import TERMINAL, JobRecord, Reforming, Running
 from orchestrator.domain.profile import Interval, joined
@@ -129,6 +130,9 @@ class Checker:
 
     def ended(self, records: Mapping[JobId, JobRecord]) -> None:
         for job, record in records.items():
+            still_open = [one.id for one in record.injected if one.verdict is Verdict.OPEN]
+            if still_open:
+                raise Violation(f"{job} is over and nobody judged its faults {still_open}")
             if type(record.state).__name__ != "Succeeded":
                 continue
             missing = [s for s in range(1, record.spec.train.steps + 1) if Step(s) not in self.curves[job]]

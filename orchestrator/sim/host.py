@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, assert_never
 
 from orchestrator.domain.checkpoint import ShardRef
 from orchestrator.domain.errors import StaleTerm
+from orchestrator.domain.faults import FaultKind
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
     CloseHost,
+    EndJoin,
     Envelope,
+    FaultCarriedOut,
     FormGeneration,
     HostEvent,
     HostFailed,
     HostOpened,
     HostRequest,
+    InjectFault,
     KillRank,
     OpenHost,
     PrepareSeats,
@@ -29,6 +34,7 @@ from orchestrator.domain.protocol import (
     SeatsPrepared,
     ShardSaved,
     StepsPassed,
+    StopAfter,
 )
 
 from .memory import Violation
@@ -93,9 +99,21 @@ class SimHost:
                 self._form(request)
             case CloseGeneration(generation=generation):
                 self._close_generation(generation)
+            case BeginJoin():
+                for device in sorted({move.target for move in request.moves} & set(self.ranks)):
+                    rank = self.ranks[device]
+                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.join(request))  # type: ignore[misc]
+            case StopAfter(generation=generation):
+                for _, rank in sorted(self.ranks.items()):
+                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_stop(generation))  # type: ignore[misc]
+            case EndJoin(generation=generation):
+                for _, rank in sorted(self.ranks.items()):
+                    rank.soon(0.001, 0.25, lambda rank=rank: rank.end_join(generation))  # type: ignore[misc]
             case KillRank(device=device):
                 if device in self.ranks:
                     self.kill(self.ranks[device])
+            case InjectFault():
+                self._inject(request)
             case CloseHost():
                 self.is_closed = True
                 self.end()
@@ -184,6 +202,40 @@ class SimHost:
         rank.soon(0.0005, 0.005, lambda: rank.close(generation))
         leave_s = self._order.spec.recovery.leave_s
         self._soon(leave_s, leave_s, lambda: self.kill(rank) if rank.reported < generation else None)
+
+    def _inject(self, request: InjectFault) -> None:
+        fault = request.fault
+        match fault.fault:
+            case FaultKind.HOST_KILL:
+                self.end(0.02)
+                return
+            case FaultKind.ZYGOTE_KILL:
+                self._struck(request)
+                self.fail()
+                return
+            case FaultKind.CUT_LINK | FaultKind.SLOW_LINK:
+                self._struck(request)
+                return
+        rank = self.ranks.get(request.device) if request.device else None
+        if rank is None or not rank.alive:
+            self._struck(request, refused=True)
+            return
+        if fault.at:
+            rank.armed[fault.at] = lambda: self._strike(request, rank)
+        else:
+            self._strike(request, rank)
+
+    def _strike(self, request: InjectFault, rank: SimRank) -> None:
+        self._struck(request)
+        if request.fault.fault is FaultKind.KILL:
+            self.kill(rank)
+        elif request.fault.fault is FaultKind.STOP:
+            rank.frozen = True
+            self.world.clock.after(request.fault.duration_s, rank.thaw)
+
+    def _struck(self, request: InjectFault, *, refused: bool = False) -> None:
+        now = self.world.clock.now
+        self._say(FaultCarriedOut(id=request.fault.id, message=request.fault.fault, at=now, refused=refused))
 
     # --- ranks ------------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from orchestrator.domain.generation import Held
 from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.layout import Move
 from orchestrator.domain.profile import Interval
 
 
@@ -47,9 +46,10 @@ def uncovered(wanted: Iterable[Interval], by: Iterable[Interval]) -> list[Interv
     return left
 
 
-def check_filled(who: str, wanted: tuple[Interval, ...], moves: Iterable[Move]) -> None:
-    """Every element of `wanted` arrives, and none of them twice. Raises Violation."""
-    arrived = sorted(move.interval for move in moves)
+def check_filled(who: str, wanted: tuple[Interval, ...], held: Iterable[Interval], moved: Iterable[Interval]) -> None:
+    """Every element of `wanted` is held already or arrives, and none of them twice. Raises Violation."""
+    kept = [common for have in held for interval in wanted if (common := have.intersect(interval))]
+    arrived = sorted([*kept, *moved])
     left = uncovered(wanted, arrived)
     if left:
         raise Violation(f"{who} is given no source for {left[0]}")

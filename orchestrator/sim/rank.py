@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from orchestrator.domain.generation import Answer, Arrived, RankReport
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.profile import Interval, joined
-from orchestrator.domain.protocol import FormGeneration, FromMemory, RankReady, RankReported, Restore
+from orchestrator.domain.protocol import BeginJoin, FormGeneration, FromMemory, RankReady, RankReported, Restore
 
 from .memory import Memory, Violation, uncovered
+from .newcomer import Newcomer
 
 if TYPE_CHECKING:
     from .arena import Arena
@@ -35,6 +36,8 @@ class SimRank:
         self.arrived: list[Interval] = []
         """What a transfer has brought that is not over, all of it at `arrived_at`."""
         self.arrived_at = Step(0)
+        self.newcomer: Newcomer | None = None
+        self.stop_after = Generation(0)
         self.arena: Arena | None = None
         self.session_of = Generation(0)
         self.closed = Generation(0)
@@ -44,6 +47,8 @@ class SimRank:
         self.answered_in = Generation(0)
         self.finished = False
         self._when_thawed: list[Callable[[], None]] = []
+        self.armed: dict[str, Callable[[], None]] = {}
+        """What happens on purpose at a fault point, once."""
 
     def soon(self, low_s: float, high_s: float, do: Callable[[], None]) -> None:
         """Do it in a while, if this process lives then; a frozen one does it when it thaws."""
@@ -62,6 +67,12 @@ class SimRank:
         for do in waiting:
             do()
 
+    def reaches(self, point: str) -> bool:
+        """Whether it lives on after `point`."""
+        if (strike := self.armed.pop(point, None)) is not None:
+            strike()
+        return self.alive
+
     def die(self) -> None:
         self.alive = False
         if self.arena is not None:
@@ -75,6 +86,9 @@ class SimRank:
             return
         if self.arena is not None:
             self.arena.left(self)
+        if self.newcomer is not None:  # what a copy that was not ended had brought is dropped with it
+            self.newcomer = None
+            self.arrived.clear()
         self.session_of = form.generation
         self.reported = max(self.reported, Generation(form.generation - 1))
         self.finished = False
@@ -90,6 +104,30 @@ class SimRank:
         if self.reported < generation:
             self.soon(0.001, 0.01, lambda: self._report(generation, None, "closed while it waited"))
 
+    def join(self, begin: BeginJoin) -> None:
+        if self.newcomer is not None and self.newcomer.generation == begin.generation:
+            self.newcomer.expect(begin)
+            return
+        arena = self.host.world.arenas.get((self.host.job, begin.of))
+        if arena is not None and begin.generation > max(self.closed, self.session_of):
+            self.newcomer = Newcomer(self, arena, begin)
+
+    def end_join(self, generation: Generation) -> None:
+        newcomer = self.newcomer
+        if newcomer is not None and newcomer.generation == generation:
+            self.newcomer = None
+            self._report(newcomer.of, None, "training stopped for this newcomer")
+
+    def ask_to_stop(self, generation: Generation) -> None:
+        self.stop_after = max(self.stop_after, generation)
+
+    def stopped(self) -> None:
+        """Between two steps, as asked: its connections stay open."""
+        arena = self.arena
+        assert arena is not None
+        self.arena = None
+        self.soon(0.001, 0.015, lambda: self._report(arena.generation, None, "asked to stop", stopped=True))
+
     def leave(self, lost_peer: Rank | None, cause: str) -> None:
         """Stop where it is and report."""
         arena = self.arena
@@ -98,8 +136,8 @@ class SimRank:
         self.arena = None
         self.soon(0.001, 0.015, lambda: self._report(arena.generation, lost_peer, cause))
 
-    def _report(self, generation: Generation, lost_peer: Rank | None, cause: str) -> None:
-        if self.reported >= generation:
+    def _report(self, generation: Generation, lost_peer: Rank | None, cause: str, *, stopped: bool = False) -> None:
+        if self.reported >= generation or not self.reaches("before_report"):
             return
         self.reported = generation
         report = RankReport(
@@ -111,6 +149,7 @@ class SimRank:
             lost_peer=lost_peer,
             cause=cause,
             arrived=Arrived(step=self.arrived_at, intervals=joined(self.arrived)) if self.arrived else None,
+            stopped=stopped,
         )
         self.host.rank_says(self, RankReported(report=report))
 
@@ -141,10 +180,14 @@ class SimRank:
             held.step = restore.step
         self.answer = answer
 
+    def whole_at(self, step: Step) -> tuple[Interval, ...]:
+        """What of its memory is whole at a step."""
+        held = self.memory.intervals if self.memory is not None and self.memory.step == step else ()
+        return joined((*held, *(self.arrived if self.arrived_at == step else ())))
+
     def covers(self, interval: Interval, step: Step) -> bool:
         """Whether it can be the source of an interval at a step."""
-        held = self.memory is not None and self.memory.step == step and self.memory.covers(interval)
-        return held or (self.arrived_at == step and not uncovered((interval,), self.arrived))
+        return not uncovered((interval,), self.whole_at(step))
 
     def restored(self, memory: Memory) -> None:
         self.memory = memory
@@ -159,3 +202,4 @@ class SimRank:
         self.answer, self.answered_in = answer, generation
         held.step = answer.step
         self.host.rank_passed(self, generation, answer)
+        self.reaches("after_vote")

@@ -30,6 +30,8 @@ class Trouble(StrEnum):
     CRASH_AFTER_COMMIT = "crash_after_commit"
     PAUSE_SUPERVISOR = "pause_supervisor"
     STALL_STORE = "stall_store"
+    INJECT = "inject"
+    """A fault on purpose, asked for through the kernel."""
     ADD_NODE = "add_node"
     CANCEL = "cancel"
 
@@ -38,7 +40,8 @@ class Trouble(StrEnum):
 class Scenario:
     """nodes: devices of each. between_s: mean time from one trouble to the next, until trouble_until_s.
 
-    gentle: one failure at a time, each only when the job has recovered from the one before: nothing may be rolled back.
+    gentle: one failure at a time, each only when the job has recovered from the one before; or faults on purpose at any
+    time, of which the kernel itself refuses what mirrors do not cover: nothing may be rolled back.
     """
 
     seed: int
@@ -55,9 +58,11 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     gentle = rng.random() < 0.3
     nodes = tuple(rng.choice((1, 2, 2, 2, 4)) for _ in range(rng.randint(2, 5)))
     jobs = tuple(_job(rng, number, sum(nodes), steps) for number in range(rng.choice((1, 1, 1, 2))))
-    harm = (Trouble.KILL_RANK, Trouble.KILL_VOTER, Trouble.KILL_NODE, Trouble.KILL_HOST)
+    harm: tuple[Trouble, ...] = (Trouble.KILL_RANK, Trouble.KILL_VOTER, Trouble.KILL_NODE, Trouble.KILL_HOST)
     anything = [trouble for trouble in Trouble if trouble is not Trouble.CANCEL or rng.random() < 0.1]
     # A subset per seed: some weaknesses only show when other troubles do not get in their way.
+    if gentle and rng.random() < 0.5:
+        harm = (Trouble.INJECT,)
     troubles = harm if gentle else tuple(rng.sample(anything, rng.randint(3, len(anything))))
     return Scenario(
         seed=seed,

@@ -6,10 +6,19 @@ It may crash between any two instants, also between a commit and its effects, or
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.effects import AddNode, CallHost, ChoosePlan, CommitCheckpoint, Effect, KillNode, ProbeProgram
+from orchestrator.domain.effects import (
+    AddNode,
+    CallHost,
+    ChoosePlan,
+    CommitCheckpoint,
+    Effect,
+    KillNode,
+    Loose,
+    ProbeProgram,
+    Sabotage,
+)
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import (
     CheckpointCommitted,
@@ -21,13 +30,14 @@ from orchestrator.domain.events import (
     PlanChosen,
     ProgramProbed,
 )
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import EffectId, JobId, NodeId
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.protocol import OpenHost
 from orchestrator.planner.choose import choose
-from orchestrator.ports import Commit
 from orchestrator.supervisor.deadlines import deadlines
 from orchestrator.supervisor.kernel import State, Stepped, step
+from orchestrator.supervisor.unsaved import LAZY_S, News, Unsaved
 
 from .clock import Timer
 from .line import SimLine
@@ -39,18 +49,9 @@ if TYPE_CHECKING:
 NODES_S = 0.5
 COMMANDS_S = 0.1
 URGENT_S = 0.0005
-LAZY_S = 0.1
 COMMIT_S = (0.0005, 0.004)
 PLAN_S = (0.005, 0.1)
 TWICE = 0.01
-
-
-@dataclass(slots=True)
-class _News:
-    one: Input
-    line: SimLine | None = None
-    number: int = 0
-    cursor: str | None = None
 
 
 class SimSupervisor:
@@ -62,10 +63,12 @@ class SimSupervisor:
         self.term = world.store.acquire()
         jobs, self._cursor = world.store.load()
         self._state = State(jobs=jobs, root="/shared")
-        self._news: list[_News] = []
+        self._news: list[News] = []
+        self._unsaved = Unsaved()
         self._turn: Timer | None = None
         self._turn_at = 0.0
         self._committing = False
+        self._skew_s = 0.0
         self._lines: dict[tuple[JobId, NodeId], SimLine] = {}
         self._timers: dict[tuple[JobId, str], Timer] = {}
         self._nodes_seen: object = None
@@ -94,9 +97,9 @@ class SimSupervisor:
 
     def tell(self, one: Input, *, urgent: bool, line: SimLine | None = None, number: int = 0) -> None:
         if not self.is_dead:
-            self._news.append(_News(one, line, number))
+            self._news.append(News(one, line, number))
             if isinstance(one, HostSaid) and self.world.rng.random() < TWICE:
-                self._news.append(_News(one, line, number))
+                self._news.append(News(one, line, number))
             self._wake(URGENT_S if urgent else LAZY_S)
 
     # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -112,29 +115,27 @@ class SimSupervisor:
 
     def _decide(self) -> None:
         self._turn = None
-        if self._committing or not self._news:
+        now = self.world.clock.now
+        if self._committing or not (self._news or now >= self._unsaved.due):
             return
         news, self._news = self._news, []
-        stepped = step(self.world.clock.now, self._state, [one.one for one in news])
-        cursor = next((one.cursor for one in reversed(news) if one.cursor), None)
-        commit = Commit(
-            jobs=stepped.changed,
-            history=stepped.history,
-            steps=stepped.steps,
-            nodes=stepped.state.nodes if stepped.nodes_changed else None,
-            cursor=cursor,
-        )
-        if commit.is_empty:
-            self._act(stepped, news)
+        stepped = step(now + self._skew_s, self._state, [one.one for one in news])
+        self._state = stepped.state
+        self._unsaved.add(stepped, news, now)
+        if not (stepped.effects or stepped.loose or now >= self._unsaved.due):
+            self._act(stepped)
+            self._wake(max(0.0, self._unsaved.due - now))
             return
+        unsaved, self._unsaved = self._unsaved, Unsaved()
         self._committing = True
-        self._soon(COMMIT_S, lambda: self._commit(commit, stepped, news))
+        self._soon(COMMIT_S, lambda: self._commit(unsaved, stepped))
 
-    def _commit(self, commit: Commit, stepped: Stepped, news: list[_News]) -> None:
+    def _commit(self, unsaved: Unsaved, stepped: Stepped) -> None:
         stalled_s = self.world.store_stalled_until - self.world.clock.now
         if stalled_s > 0:
-            self.world.clock.after(stalled_s, lambda: self.when_awake(lambda: self._commit(commit, stepped, news)))
+            self.world.clock.after(stalled_s, lambda: self.when_awake(lambda: self._commit(unsaved, stepped)))
             return
+        commit = unsaved.commit()
         try:
             self.world.store.commit(self.term, commit)
         except StaleTerm:
@@ -147,19 +148,16 @@ class SimSupervisor:
             self.world.note(f"supervisor of term {self.term} dies before it acts")
             self.crash()
             return
-        self._soon(COMMIT_S, lambda: self._committed(stepped, news))
+        self._soon(COMMIT_S, lambda: self._committed(unsaved, stepped))
 
-    def _committed(self, stepped: Stepped, news: list[_News]) -> None:
+    def _committed(self, unsaved: Unsaved, stepped: Stepped) -> None:
         self._committing = False
-        self._act(stepped, news)
+        unsaved.acknowledge()
+        self._act(stepped)
         if self._news:
             self._wake(URGENT_S)
 
-    def _act(self, stepped: Stepped, news: list[_News]) -> None:
-        self._state = stepped.state
-        for one in news:
-            if one.line:
-                one.line.acknowledge(one.number)
+    def _act(self, stepped: Stepped) -> None:
         self._follow_hosts()
         for identity, effect in stepped.effects.items():
             self._carry_out(identity, effect)
@@ -227,7 +225,7 @@ class SimSupervisor:
                 self._answer(
                     identity, job, lambda: CheckpointCommitted(job=job, checkpoint=self.world.write_checkpoint(effect))
                 )
-            case KillNode() | AddNode():
+            case KillNode() | AddNode() | Sabotage():
                 self._provide(effect)
 
     def _answer(self, identity: EffectId, job: JobId, work: Callable[[], Input]) -> None:
@@ -237,11 +235,25 @@ class SimSupervisor:
 
         self._soon(PLAN_S, tell)
 
-    def _provide(self, effect: KillNode | AddNode) -> None:
-        if isinstance(effect, KillNode):
-            self.world.kill_node(effect.node)
-        else:
-            self.world.add_node(effect.num_devices)
+    def _provide(self, effect: Loose) -> None:
+        match effect:
+            case KillNode(node=node):
+                self.world.kill_node(node)
+            case AddNode(num_devices=num_devices):
+                self.world.add_node(num_devices)
+            case Sabotage(fault=fault):
+                self._sabotage(fault)
+
+    def _sabotage(self, fault: FaultRequested) -> None:
+        match fault.fault:
+            case FaultKind.SUPERVISOR_KILL:
+                self.world.note("* the supervisor is killed on purpose")
+                self.crash()
+                self.world.restart_supervisor(0.1)
+            case FaultKind.REDIS_STALL:
+                self.world.store_stalled_until = self.world.clock.now + fault.duration_s
+            case FaultKind.CLOCK_JUMP:
+                self._skew_s += fault.jump_s
 
     def _soon(self, within_s: tuple[float, float], do: Callable[[], None]) -> None:
         self.world.clock.after(self.world.rng.uniform(*within_s), lambda: self.when_awake(do))
@@ -262,6 +274,6 @@ class SimSupervisor:
             return
         for command in self.world.store.commands[self._cursor :]:
             self._cursor += 1
-            self._news.append(_News(command, cursor=str(self._cursor)))
+            self._news.append(News(command, cursor=str(self._cursor)))
             self._wake(URGENT_S)
         self._soon((COMMANDS_S, COMMANDS_S), self._read_commands)

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from orchestrator.domain.job import Running
+from orchestrator.domain.faults import FaultKind, FaultRequested
+from orchestrator.domain.job import TERMINAL, Running
 from orchestrator.domain.layout import partners
 
 from .host import SimHost
 from .rank import SimRank
 from .scenario import Trouble
 from .world import World
+
+INJECTED = (
+    FaultKind.KILL,
+    FaultKind.KILL,
+    FaultKind.STOP,
+    FaultKind.NODE_KILL,
+    FaultKind.HOST_KILL,
+    FaultKind.ZYGOTE_KILL,
+    FaultKind.SLOW_LINK,
+    FaultKind.SUPERVISOR_KILL,
+    FaultKind.REDIS_STALL,
+    FaultKind.CLOCK_JUMP,
+)
+"""Those from which a job recovers."""
 
 
 class Troublemaker:
@@ -93,6 +108,8 @@ class Troublemaker:
             case Trouble.STALL_STORE:
                 world.store_stalled_until = world.clock.now + rng.choice((0.2, 3.0))
                 world.note("* the store stalls")
+            case Trouble.INJECT:
+                self._inject()
             case Trouble.ADD_NODE:
                 self._add_node()
             case Trouble.CANCEL:
@@ -105,6 +122,9 @@ class Troublemaker:
     def _act_gently(self) -> None:
         """One failure, and only where the job has committed a step since the last: mirrors are whole again."""
         world = self._world
+        if world.scenario.troubles == (Trouble.INJECT,):
+            self._inject()
+            return
         for job, record in sorted(world.records().items()):
             state = record.state
             arena = world.arenas.get((job, record.generation))
@@ -132,6 +152,25 @@ class Troublemaker:
         if world.supervisor.is_dead or world.supervisor.dies_after_commit:
             world.supervisor.crash()
             world.restart_supervisor(1.0)
+
+    def _inject(self) -> None:
+        """Whether it is too much for the mirrors is the kernel's to say."""
+        world, rng = self._world, self._rng
+        jobs = [job for job, record in sorted(world.records().items()) if not isinstance(record.state, TERMINAL)]
+        if not jobs:
+            return
+        kind = rng.choice(INJECTED)
+        fault = FaultRequested(
+            fault=kind,
+            job=rng.choice(jobs),
+            at=rng.choice(("", "", "after_vote", "in_vote", "before_report")) if kind is FaultKind.KILL else "",
+            duration_s=rng.choice((0.1, 1.0, 5.0)),
+            jump_s=rng.choice((-40.0, 40.0)),
+            seed=rng.randrange(1 << 16),
+            beyond_mirrors=not world.scenario.gentle and rng.random() < 0.5,
+        )
+        world.note(f"* injected: {fault.fault} {fault.at} in {fault.job}")
+        world.store.commands.append(fault)
 
     # --- details ----------------------------------------------------------------------------------------------------------
 

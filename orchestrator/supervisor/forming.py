@@ -99,7 +99,7 @@ def try_form(draft: Draft) -> None:
     restore = _restore(draft, forming, settlement)
     donors: tuple[Device, ...] = ()
     if isinstance(restore.restore, FromMemory):
-        senders = {move.source for move in restore.restore.moves if move.source != move.target}
+        senders = {move.source for move in restore.restore.moves}
         donors = tuple(sorted(senders - set(forming.plan.devices)))
     addresses = {**{donor: draft.record.listeners[donor] for donor in donors}, **forming.addresses}
     _set_forming(draft, replace(forming, addresses=addresses, formed=True))

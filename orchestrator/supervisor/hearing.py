@@ -9,8 +9,10 @@ from typing import assert_never
 
 from orchestrator.detection.classify import exit_fault, host_failure, host_fault
 from orchestrator.domain.events import Contact, HostLost, HostSaid
+from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import Cause, Failed, Fault, Reforming, Starting, Stopping
 from orchestrator.domain.protocol import (
+    FaultCarriedOut,
     HostFailed,
     HostOpened,
     JoinerAt,
@@ -26,6 +28,7 @@ from orchestrator.domain.protocol import (
 
 from .deadlines import deadlines
 from .draft import Draft
+from .faulting import fault_carried_out, fault_seen
 from .forming import host_opened, rank_ready, seats_prepared
 from .joining import (
     give_up_joining,
@@ -69,11 +72,13 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             join_failed(draft, said.event)
         case RankFinished():
             pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
+        case FaultCarriedOut():
+            fault_carried_out(draft, said.event)
         case HostFailed(message=message, log_tail=tail):
             if isinstance(draft.state, Starting) and not draft.record.incidents:
                 stop(draft, Failed(at=draft.now, message=f"the host on {node} failed: {message}", log_tail=tail))
             else:
-                host_lost(draft, node, host_failure(node, said.event, draft.now), False)
+                _host_seen_lost(draft, node, host_failure(node, said.event, draft.now), False)
         case _:
             assert_never(said.event)
 
@@ -81,8 +86,10 @@ def host_said(draft: Draft, said: HostSaid) -> None:
 def _rank_exited(draft: Draft, exited: RankExited) -> None:
     if draft.record.pids.get(exited.device) != exited.pid:
         return  # an earlier process on that device
-    rank_exited(draft, exited, exit_fault(exited, draft.now))
+    fault = exit_fault(exited, draft.now)
+    rank_exited(draft, exited, fault)
     newcomer_lost(draft, exited.device, exited.message or f"exit code {exited.exit_code}")
+    fault_seen(draft, fault, fault.devices)
 
 
 def host_unheard(draft: Draft, lost: HostLost) -> None:
@@ -101,7 +108,13 @@ def host_unheard(draft: Draft, lost: HostLost) -> None:
             draft.set(unreachable=draft.record.unreachable | {lost.node})
             draft.say("contact_lost", f"{lost.node} does not answer ({lost.message}); training goes on while steps commit")
         return
-    host_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), is_gone)
+    _host_seen_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), is_gone)
+
+
+def _host_seen_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool) -> None:
+    had = [device for device in draft.record.pids if device.node == node]
+    host_lost(draft, node, fault, is_gone)
+    fault_seen(draft, fault, had)
 
 
 def deadline_passed(draft: Draft, key: str) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from itertools import groupby
 
 import structlog
 
 from orchestrator.domain.errors import EverstepError, StaleTerm
 from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostLost, HostSaid, Input
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
-from orchestrator.domain.protocol import CloseHost, HostRequest, OpenHost, StepsPassed
+from orchestrator.domain.protocol import CloseHost, HostMessage, HostRequest, OpenHost, StepsPassed, Together
 from orchestrator.ports import Cluster, HostGone, HostUnreachable
 
 POLL_S = 0.5
@@ -60,13 +61,22 @@ class HostLine:
 
     async def _send_all(self) -> None:
         while True:
-            effect, request = await self._requests.get()
-            await self._send(effect, request)
+            batch = [await self._requests.get()]
+            while not self._requests.empty():
+                batch.append(self._requests.get_nowait())
+            for alike, together in groupby(batch, key=lambda one: not isinstance(one[1], OpenHost | CloseHost)):
+                if alike:
+                    await self._send(dict(together))
+                else:  # a host's first and last request mean more than their delivery
+                    for effect, request in together:
+                        await self._send({effect: request})
 
-    async def _send(self, effect: EffectId, request: HostRequest) -> None:
+    async def _send(self, requests: dict[EffectId, HostRequest]) -> None:
+        effect, request = next(iter(requests.items()))
+        message: HostMessage = request if len(requests) == 1 else Together(requests=requests)
         while True:
             try:
-                await self._cluster.call(self._job, self._node, self._term, effect, request)
+                await self._cluster.call(self._job, self._node, self._term, effect, message)
             except HostGone as error:
                 self._lost(Contact.GONE, str(error))
             except HostUnreachable as error:
@@ -77,13 +87,14 @@ class HostLine:
                 return
             except EverstepError as error:
                 # Repeating it would be refused again; what was asked for stays undone, and its deadline tells the kernel.
-                log.error("host_refused", node=self._node, request=type(request).__name__, error=str(error))
+                log.error("host_refused", node=self._node, request=type(message).__name__, error=str(error))
             else:
                 if isinstance(request, OpenHost):
                     self._opened.set()
             if isinstance(request, CloseHost):
                 self._say(HostClosed(job=self._job, node=self._node))
-            self._tell(EffectDone(job=self._job, effect=effect), urgent=False)
+            for done in requests:
+                self._tell(EffectDone(job=self._job, effect=done), urgent=False)
             return
 
     async def _poll_all(self) -> None:

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from orchestrator.domain.cluster import Node, NodeStatus
-from orchestrator.domain.effects import AddNode, Effect, KillNode, ProbeProgram
+from orchestrator.domain.effects import AddNode, Effect, Loose, ProbeProgram
 from orchestrator.domain.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointFailed,
     DeadlinePassed,
     EffectDone,
-    FaultKind,
-    FaultRequested,
     HistoryEntry,
     HostClosed,
     HostLost,
@@ -34,6 +32,7 @@ from orchestrator.domain.events import (
     ProgramRefused,
     StepRecord,
 )
+from orchestrator.domain.faults import FaultRequested
 from orchestrator.domain.ids import Device, EffectId, JobId, NodeId
 from orchestrator.domain.job import (
     TERMINAL,
@@ -46,11 +45,9 @@ from orchestrator.domain.job import (
     Running,
     Starting,
 )
-from orchestrator.domain.protocol import (
-    KillRank,
-)
 
 from .draft import Draft
+from .faulting import inject, judge_faults
 from .hearing import deadline_passed, host_said, host_unheard
 from .stopping import host_closed, stop
 from .training import (
@@ -81,7 +78,7 @@ class Stepped:
     history: tuple[HistoryEntry, ...]
     steps: tuple[StepRecord, ...]
     effects: Mapping[EffectId, Effect]
-    loose: tuple[KillNode | AddNode, ...]
+    loose: tuple[Loose, ...]
     nodes_changed: bool
 
 
@@ -100,7 +97,7 @@ class _Cycle:
         self.nodes_changed = False
         self.jobs = dict(state.jobs)
         self.drafts: dict[JobId, Draft] = {}
-        self.loose: list[KillNode | AddNode] = []
+        self.loose: list[Loose] = []
 
     def run(self, inputs: Sequence[Input]) -> Stepped:
         for one in inputs:
@@ -112,6 +109,7 @@ class _Cycle:
                 finish_if_done(draft)
             if not draft.is_over and self.nodes is not None:
                 want_devices(draft, {node.id: node for node in self.nodes})
+            judge_faults(draft)
         drafts = self.drafts.values()
         changed = {d.record.id: d.record for d in drafts if d.record != d.before}
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
@@ -180,15 +178,9 @@ class _Cycle:
                 assert_never(one)
 
     def _inject(self, fault: FaultRequested) -> None:
-        if fault.fault is FaultKind.KILL_NODE and fault.node:
-            self.loose.append(KillNode(node=fault.node))
-        elif fault.job in self.jobs:
-            draft = self._draft(fault.job)
-            if isinstance(draft.state, Running) and fault.rank is not None:
-                seats = draft.state.plan.seats
-                if fault.rank < len(seats):
-                    device = seats[fault.rank].device
-                    draft.call(device.node, KillRank(device=device))
+        jobs = [fault.job] if fault.job is not None else list(self.jobs)
+        drafts = [draft for job in jobs if job in self.jobs and not (draft := self._draft(job)).is_over]
+        self.loose.extend(inject(drafts, fault))
 
     # --- views ------------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import inf
 
 import structlog
 
@@ -20,7 +21,9 @@ from orchestrator.domain.effects import (
     CommitCheckpoint,
     Effect,
     KillNode,
+    Loose,
     ProbeProgram,
+    Sabotage,
 )
 from orchestrator.domain.errors import EverstepError, Refused, StaleTerm, Unavailable
 from orchestrator.domain.events import (
@@ -34,24 +37,26 @@ from orchestrator.domain.events import (
     ProgramProbed,
     ProgramRefused,
 )
+from orchestrator.domain.faults import FaultKind
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.protocol import OpenHost
-from orchestrator.ports import Checkpoints, Cluster, Commit, NodeProvider, Planner, Prober, StateStore
+from orchestrator.ports import Checkpoints, Cluster, Commit, NodeProvider, Planner, Prober, Saboteur, StateStore
 
 from .deadlines import deadlines
 from .host_line import HostLine
 from .kernel import State, Stepped, step
+from .unsaved import LAZY_S, News, Unsaved
 
 LEASE_S = 6.0
 NODES_S = 0.5
 """How often the cluster is looked at."""
-LAZY_S = 0.1
-"""How long routine news (passed steps, finished effects) may wait for company before it is committed."""
 RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
 """A wait that took this much longer than asked for: nobody was running here."""
 POLL_COMMANDS_S = 1.0
+STALL_S = 3.0
+"""How long the store is made to stall where the request does not say."""
 
 log = structlog.get_logger()
 
@@ -66,18 +71,11 @@ class World:
     prober: Prober
     planner: Planner
     checkpoints: Checkpoints
+    saboteur: Saboteur | None = None
 
 
 class LeaseLost(EverstepError):
     """Another supervisor may hold the jobs now; this one must not do anything more."""
-
-
-@dataclass(slots=True)
-class _News:
-    one: Input
-    line: HostLine | None = None
-    number: int = 0
-    cursor: str | None = None
 
 
 class Supervisor:
@@ -86,7 +84,7 @@ class Supervisor:
         self._root = root
         self._holder = holder
         self._clock = clock
-        self._news: list[_News] = []
+        self._news: list[News] = []
         self._urgent = asyncio.Event()
         self._any = asyncio.Event()
         self._lines: dict[tuple[JobId, NodeId], HostLine] = {}
@@ -94,6 +92,9 @@ class Supervisor:
         self._running: set[asyncio.Future[None]] = set()
         self._term = Term(0)
         self._state = State(root=root)
+        self._skew_s = 0.0
+        """How far the wall clock has jumped, on purpose."""
+        self._unsaved = Unsaved()
 
     async def serve(self) -> None:
         """Runs until cancelled. Raises LeaseLost when it is no longer the one; starting again is the remedy."""
@@ -123,13 +124,13 @@ class Supervisor:
             news, self._news = self._news, []
             self._urgent.clear()
             self._any.clear()
-            stepped = step(self._clock(), self._state, [one.one for one in news])
-            cursor = next((one.cursor for one in reversed(news) if one.cursor), None)
-            await self._commit(stepped, cursor)
+            stepped = step(self._clock() + self._skew_s, self._state, [one.one for one in news])
             self._state = stepped.state
-            for one in news:
-                if one.line:
-                    one.line.acknowledge(one.number)
+            self._unsaved.add(stepped, news, time.monotonic())
+            # Nothing is done before it is recorded; what leads to nothing yet can be recorded with what follows. Should
+            # this process end first, hosts and Redis say it again to its successor: it has not been acknowledged.
+            if stepped.effects or stepped.loose or time.monotonic() >= self._unsaved.due:
+                await self._save()
             self._follow_hosts()
             for identity, effect in stepped.effects.items():
                 self._carry_out(identity, effect)
@@ -139,9 +140,9 @@ class Supervisor:
 
     async def _wait_for_news(self) -> None:
         """Urgent news at once, routine news after a moment, deadlines when they come."""
-        soonest = min(self._timers.values(), default=None)
         began = time.monotonic()
-        timeout = None if soonest is None else max(0.0, soonest - began)
+        soonest = min([self._unsaved.due, *self._timers.values()])
+        timeout = None if soonest == inf else max(0.0, soonest - began)
         try:
             async with asyncio.timeout(timeout):
                 await self._any.wait()
@@ -160,16 +161,14 @@ class Supervisor:
         for (job, key), at in list(self._timers.items()):
             if at <= now:
                 del self._timers[job, key]
-                self._news.append(_News(DeadlinePassed(job=job, key=key)))
+                self._news.append(News(DeadlinePassed(job=job, key=key)))
 
-    async def _commit(self, stepped: Stepped, cursor: str | None) -> None:
-        commit = Commit(
-            jobs=stepped.changed,
-            history=stepped.history,
-            steps=stepped.steps,
-            nodes=stepped.state.nodes if stepped.nodes_changed else None,
-            cursor=cursor,
-        )
+    async def _save(self) -> None:
+        unsaved, self._unsaved = self._unsaved, Unsaved()
+        await self._commit(unsaved.commit())
+        unsaved.acknowledge()
+
+    async def _commit(self, commit: Commit) -> None:
         if commit.is_empty:
             return
         while True:
@@ -215,7 +214,7 @@ class Supervisor:
             self._start(self._lines.pop(key).stop())
 
     def _tell(self, one: Input, *, urgent: bool, line: HostLine | None = None, number: int = 0) -> None:
-        self._news.append(_News(one, line, number))
+        self._news.append(News(one, line, number))
         self._any.set()
         if urgent:
             self._urgent.set()
@@ -236,7 +235,7 @@ class Supervisor:
                 self._start(self._answer(identity, effect.job, self._plan(effect)))
             case CommitCheckpoint():
                 self._start(self._answer(identity, effect.job, self._checkpoint(effect)))
-            case KillNode() | AddNode():
+            case KillNode() | AddNode() | Sabotage():
                 self._start(self._provide(effect))
 
     async def _answer(self, identity: EffectId, job: JobId, work: Awaitable[Input]) -> None:
@@ -260,15 +259,29 @@ class Supervisor:
         except (OSError, EverstepError) as error:
             return CheckpointFailed(job=effect.job, step=effect.step, message=str(error))
 
-    async def _provide(self, effect: KillNode | AddNode) -> None:
+    async def _provide(self, effect: Loose) -> None:
         try:
             if isinstance(effect, KillNode):
                 await self._world.provider.kill(effect.node)
+            elif isinstance(effect, Sabotage):
+                await self._sabotage(effect)
             else:
                 node = await self._world.provider.add(effect.kind, effect.num_devices, effect.labels)
                 log.info("node_added", node=node, kind=effect.kind)
         except (OSError, EverstepError) as error:
             log.error("node_provider_failed", effect=type(effect).__name__, error=str(error))
+
+    async def _sabotage(self, effect: Sabotage) -> None:
+        fault, saboteur = effect.fault, self._world.saboteur
+        log.warning("fault_injected", kind=fault.fault, id=fault.id)
+        if fault.fault is FaultKind.CLOCK_JUMP:
+            self._skew_s += fault.jump_s
+        elif saboteur is None:
+            raise EverstepError(f"{fault.fault} is not possible here; this supervisor was started without a saboteur")
+        elif fault.fault is FaultKind.SUPERVISOR_KILL:
+            await saboteur.kill_supervisor()
+        elif fault.fault is FaultKind.REDIS_STALL:
+            await saboteur.stall_store(fault.duration_s or STALL_S)
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -314,7 +327,7 @@ class Supervisor:
                 await asyncio.sleep(RETRY_COMMIT_S)
                 continue
             for cursor, command in commands:
-                self._news.append(_News(command, cursor=cursor))
+                self._news.append(News(command, cursor=cursor))
             if commands:
                 self._any.set()
                 self._urgent.set()

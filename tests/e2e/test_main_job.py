@@ -32,7 +32,7 @@ NODES = "A100:2,A100:2,H100:2,B200:2"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     state_dir = tmp_path_factory.mktemp("everstep")
-    running = up(state_dir, parse_nodes(NODES), say=print)
+    running = up(state_dir, parse_nodes(NODES), chaos=True, say=print)
     try:
         yield running
     finally:

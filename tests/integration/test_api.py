@@ -18,7 +18,8 @@ import yaml
 from api.client import ApiError, Client, EventView, GapView, StepView, Unreachable
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import Unavailable
-from orchestrator.domain.events import CancelRequested, FaultKind, FaultRequested, NodeRequested
+from orchestrator.domain.events import CancelRequested, NodeRequested
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import (
     Cancelled,
@@ -326,8 +327,8 @@ def test_faults_name_what_they_kill(served: Served, client: Client) -> None:
     client.kill_rank(JOB, 7)
     client.kill_node("node-1")
     assert [(item.fault, item.rank, item.node) for item in served.desk.asked if isinstance(item, FaultRequested)] == [
-        (FaultKind.KILL_RANK, 7, None),
-        (FaultKind.KILL_NODE, None, "node-1"),
+        (FaultKind.KILL, 7, None),
+        (FaultKind.NODE_KILL, None, "node-1"),
     ]
     for call, status, words in (
         (lambda: client.kill_rank(JOB, 8), 422, "must be 0..7 in generation 1"),

@@ -15,11 +15,12 @@ import pytest
 
 from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node
-from orchestrator.domain.effects import Effect
+from orchestrator.domain.effects import Effect, Sabotage
 from orchestrator.domain.events import HistoryEntry, Input, StepRecord
-from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.faults import FaultKind, FaultRequested, Injected
+from orchestrator.domain.ids import Device, JobId, NodeId
 from orchestrator.domain.job import Failure, JobRecord, JobState, Probing, Succeeded
-from orchestrator.domain.protocol import Envelope, HostEvent, HostRequest, Restore
+from orchestrator.domain.protocol import Envelope, FaultCarriedOut, HostEvent, HostRequest, InjectFault, Restore
 from tests import samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -34,6 +35,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "steps-1": (StepRecord, samples.STEP_RECORDS),
     "failures-1": (Failure, samples.FAILURES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
+    "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
 }
 
 
@@ -53,7 +55,7 @@ def test_golden_values_decode_equal_and_are_encoded_as_they_were(name: str) -> N
 def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
-    assert {type(value) for value in values[union]} == set(get_args(union))
+    assert {type(value) for value in (*values[union], *samples.LATER)} >= set(get_args(union))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -69,6 +71,11 @@ def test_missing_fields_take_their_defaults() -> None:
         del data[name]
     record = codec.decode(JobRecord, data)
     assert (record.incidents, record.outbox, record.typical_step_s, record.hosts) == ((), {}, None, frozenset())
+
+
+def test_faults_are_read_by_the_names_of_the_first_release() -> None:
+    old = '{"$":"FaultRequested","fault":"kill_rank","job":"job-1","rank":3,"node":null}'
+    assert codec.loads(Input, old) == FaultRequested(fault=FaultKind.KILL, job=JobId("job-1"), rank=3)
 
 
 @pytest.mark.parametrize(

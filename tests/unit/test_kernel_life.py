@@ -14,14 +14,13 @@ from orchestrator.domain.events import (
     CheckpointFailed,
     DeadlinePassed,
     EffectDone,
-    FaultKind,
-    FaultRequested,
     HostClosed,
     JobSubmitted,
     NodeRequested,
     PlanChosen,
     ProgramRefused,
 )
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import EffectId, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import (
     TERMINAL,
@@ -42,7 +41,7 @@ from orchestrator.domain.protocol import (
     FormGeneration,
     FromSeed,
     HostFailed,
-    KillRank,
+    InjectFault,
     OpenHost,
     PrepareSeats,
     RankReady,
@@ -335,11 +334,12 @@ def test_a_supervisor_that_has_not_seen_the_cluster_takes_nothing_for_lost() -> 
 
 def test_faults_on_request() -> None:
     bench = Bench().running()
-    bench.tell(FaultRequested(fault=FaultKind.KILL_RANK, job=JOB, rank=3))
-    assert bench.calls(KillRank) == [(bench.device(3).node, KillRank(device=bench.device(3)))]
-    bench.tell(FaultRequested(fault=FaultKind.KILL_RANK, job=JOB, rank=99))
+    bench.tell(FaultRequested(fault=FaultKind.KILL, job=JOB, rank=3))
+    asked = FaultRequested(fault=FaultKind.KILL, job=JOB, rank=3, id="f1")
+    assert bench.calls(InjectFault) == [(bench.device(3).node, InjectFault(fault=asked, device=bench.device(3)))]
+    bench.tell(FaultRequested(fault=FaultKind.KILL, job=JOB, rank=99))
     assert not bench.last.effects
-    assert bench.tell(FaultRequested(fault=FaultKind.KILL_NODE, node=NodeId("n1"))).last.loose == (
+    assert bench.tell(FaultRequested(fault=FaultKind.NODE_KILL, node=NodeId("n1"))).last.loose == (
         KillNode(node=NodeId("n1")),
     )
     assert bench.tell(NodeRequested(kind="H100", num_devices=2)).last.loose == (AddNode(kind="H100", num_devices=2),)

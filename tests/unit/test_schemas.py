@@ -10,11 +10,13 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from api import schemas
+from api import chaos, schemas
+from api.chaos import FaultRequest, Schedule
 from api.documents import UnsupportedType, load_mapping
-from api.schemas import AddNodeRequest, FaultRequest, JobFile, load_job_file, read
+from api.schemas import AddNodeRequest, JobFile, load_job_file, read
 from orchestrator.domain import spec
 from orchestrator.domain.errors import Refused
+from orchestrator.domain.faults import FaultKind
 
 YAML, JSON = "application/yaml", "application/json"
 
@@ -268,6 +270,13 @@ def test_an_unknown_kind_of_node_is_refused_with_the_known_ones() -> None:
         ({"kind": "kill_rank", "job": "job-1"}, "kill_rank needs rank"),
         ({"kind": "kill_node"}, "kill_node needs node"),
         ({"kind": "kill_node", "node": "n", "rank": 1}, "kill_node takes no rank, only node"),
+        ({"kind": "kill"}, "kill needs job"),
+        ({"kind": "node_kill"}, "node_kill needs node, or job to pick one of its nodes"),
+        ({"kind": "node_kill", "node": "n", "at": "in_vote"}, "node_kill takes no at"),
+        ({"kind": "kill", "job": "j", "at": "in_voting"}, "at is 'in_voting': must be one of in_compute, before_reduce"),
+        ({"kind": "clock_jump"}, "clock_jump needs jump_s"),
+        ({"kind": "supervisor_kill", "rank": 1}, "supervisor_kill takes no rank, only beyond_mirrors and job and seed"),
+        ({"kind": "slow", "job": "j", "exit_code": 3}, "slow takes no exit_code"),
     ],
 )
 def test_a_fault_takes_the_fields_of_its_kind(body: dict[str, Any], sentence: str) -> None:
@@ -275,8 +284,20 @@ def test_a_fault_takes_the_fields_of_its_kind(body: dict[str, Any], sentence: st
         read(FaultRequest, body).checked()
 
 
+def test_every_kind_of_fault_is_described_and_drawn_kinds_are_kinds() -> None:
+    assert set(chaos.KINDS) == set(FaultKind)
+    assert {FaultKind(kind) for kind in chaos.DEFAULT_KINDS} <= set(FaultKind)
+
+
+def test_a_schedule_lists_faults_or_draws_them() -> None:
+    assert read(Schedule, {"seed": 3, "faults": [{"kind": "kill", "rank": 1}]}).num_faults == 20
+    with pytest.raises(Refused, match="faults, or kinds and num_faults, not both"):
+        read(Schedule, {"faults": [{"kind": "kill"}], "num_faults": 3})
+
+
 def test_every_request_model_forbids_unknown_keys() -> None:
     models = [item for item in vars(schemas).values() if isinstance(item, type) and issubclass(item, schemas.Request)]
-    assert len(models) >= 8
+    models += [item for item in vars(chaos).values() if isinstance(item, type) and issubclass(item, schemas.Request)]
+    assert len(models) >= 10
     assert all(model.model_config["extra"] == "forbid" for model in models)
     assert JobFile in models

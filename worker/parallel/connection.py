@@ -54,6 +54,9 @@ class Connection:
         self.rank = rank
         self.fd = sock.fileno()
         self.departed = False
+        self.moved = 0
+        """Bytes read and written."""
+        self._resting = False
         self._sock = sock
         self._poller = poller
         self._writable_wanted = False
@@ -113,8 +116,21 @@ class Connection:
             self._arrived[key] = deque([arrived.pop()])
         return [bytes(frame) for frame in arrived]
 
+    def rest(self, resting: bool) -> None:
+        """While it rests nothing is read or written, as on a bad link; what is posted waits."""
+        if resting == self._resting:
+            return
+        self._resting = resting
+        if resting:
+            self._poller.unregister(self.fd)
+        else:
+            self._writable_wanted = bool(self._outgoing)
+            self._poller.register(self.fd, select.EPOLLIN | (select.EPOLLOUT if self._outgoing else 0))
+
     def push(self) -> None:
         """Write what the socket takes. Raises PeerLost."""
+        if self._resting:
+            return
         outgoing = self._outgoing
         for _ in range(BURST):
             if not outgoing:
@@ -129,6 +145,7 @@ class Connection:
                 self._explain_broken()
                 return
             frame.started = True
+            self.moved += sent
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))
             if parts:
@@ -147,6 +164,8 @@ class Connection:
         Raises PeerLost, MessageMismatch.
         """
         for turn in range(BURST):
+            if self._resting:
+                return False
             if self.departed:
                 return True
             rest = self._rest
@@ -164,6 +183,7 @@ class Connection:
                 count = 0
             if count == 0:
                 raise PeerLost(self.rank)
+            self.moved += count
             if rest is None:
                 self._staged += count
             elif count < len(rest):

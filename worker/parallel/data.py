@@ -20,6 +20,7 @@ from orchestrator.domain.ids import Device, Generation, Rank
 from orchestrator.domain.layout import Bucket
 from orchestrator.domain.plan import Plan, Seat
 
+from ..faultpoints import faultpoint
 from ..state.buffers import Buffers
 from ..state.holdings import Holdings
 from .group import Group
@@ -110,7 +111,9 @@ class DataAxis:
     def reduce(self) -> None:
         """Afterwards the gradient of every owned interval is complete in the holdings."""
         if self._gradients_out or self._gradients_in:
-            self._session.post(self._gradients_out, self._gradients_in).wait()
+            posted = self._session.post(self._gradients_out, self._gradients_in)
+            faultpoint("in_reduce")
+            posted.wait()
         for total, addends in self._sums:
             if len(addends) == 1:
                 total.copy_(addends[0])
@@ -126,13 +129,16 @@ class DataAxis:
         sends = [(to, holdings.gradient[:cut])] if to is not None and cut else []
         receives = [(of, holdings.gradient[cut:])] if of is not None and holdings.gradient.numel() > cut else []
         if sends or receives:
-            session.post(sends, receives).wait()
+            posted = session.post(sends, receives)
+            faultpoint("in_mirror")
+            posted.wait()
 
     def gather(self) -> None:
         """Afterwards every compute parameter of this rank is its owner's master weight, rounded to compute dtype."""
         weights = self._holdings.state[0, : self._holdings.owned].to(self._compute_dtype)
         sends = [(member, weights[start:stop]) for member, start, stop in self._weights_out]
         posted = self._session.post(sends, self._weights_in) if sends or self._weights_in else None
+        faultpoint("in_gather")
         for kept, start, stop in self._weights_kept:
             kept.copy_(weights[start:stop])
         if posted is not None:

@@ -21,6 +21,7 @@ from .connection import Connection
 from .forming import Forming
 from .group import Aborted, PeerLost
 from .pending import Pending
+from .sabotage import BadLink
 
 
 class Links:
@@ -36,6 +37,8 @@ class Links:
         """Pendings whose messages are all through, to be finished by the loop."""
         self._connections: dict[Rank, Connection] = {}
         self._by_fd: dict[int, Connection] = {}
+        self.bad_link: BadLink | None = None
+        """On purpose; any thread may set it, and it shows at the next turn of the loop."""
         self._lost: Rank | None = None
         self._aborted = False
         self._closed = False
@@ -172,6 +175,8 @@ class Links:
             os.close(self._wake)
 
     def _turn(self, timeout_s: float = -1.0) -> None:
+        if self.bad_link is not None:
+            timeout_s = self._rest(self.bad_link, timeout_s)
         for fd, event in self._poller.poll(timeout_s):
             if self._aborted:
                 raise Aborted("the generation was closed while an operation was pending")
@@ -188,6 +193,13 @@ class Links:
             if connection.departed:
                 self._retire(connection)
             self._finish_ready()
+
+    def _rest(self, bad_link: BadLink, timeout_s: float) -> float:
+        connected = {rank: c for rank, c in self._connections.items() if not c.departed}
+        timeout_s = bad_link.apply(connected, timeout_s)
+        if bad_link.is_over(time.monotonic()) and self.bad_link is bad_link:
+            self.bad_link = None
+        return timeout_s
 
     def _finish_ready(self) -> None:
         ready = self.ready

@@ -84,22 +84,48 @@ class Holdings:
 
     def views(self, interval: Interval) -> list[torch.Tensor]:
         """What is held of an interval, in order of element: views (3, k) into `state`."""
-        return [self.state[:, place : place + length] for place, length, _ in self.places(interval)]
+        return [view for _, view in self.parts(interval)]
+
+    def parts(self, interval: Interval) -> list[tuple[Interval, torch.Tensor]]:
+        """What is held of an interval, in order of element: which elements, and a view (3, k) of them."""
+        return [(found, self.state[:, at : at + len(found)]) for found, at, _ in self.places(interval)]
 
     def gradients(self, interval: Interval) -> list[torch.Tensor]:
         """Where `views` are, views (k,) into `gradient`."""
-        return [self.gradient[place : place + length] for place, length, _ in self.places(interval)]
+        return [self.gradient[at : at + len(found)] for found, at, _ in self.places(interval)]
 
-    def places(self, interval: Interval) -> list[tuple[int, int, bool]]:
-        """What is held of an interval, in order of element: where it is kept, how many elements, whether it decays."""
+    def places(self, interval: Interval) -> list[tuple[Interval, int, bool]]:
+        """What is held of an interval, in order of element: which elements, where they are kept, whether they decay."""
         found = []
         for piece in self._by_line.get(interval.line, ()):
             common = piece.interval.intersect(interval)
             if common is not None:
                 place = piece.offset + common.start - piece.interval.start
                 decays = any(start <= place < stop for start, stop in self.decayed)
-                found.append((common.start, place, len(common), decays))
-        return [(place, length, decays) for _, place, length, decays in sorted(found)]
+                found.append((common, place, decays))
+        return sorted(found)
+
+    def keep(self, other: Holdings) -> None:
+        """Take over whatever is whole in `other` of this layout, where it is not here yet. `other` stays as it is."""
+        for piece in self.pieces:
+            known = (piece.interval,) if other.arrived is None else other.arrived.get(piece.interval.line, ())
+            for whole in known:
+                common = whole.intersect(piece.interval)
+                if common is None or self.covers(common):
+                    continue
+                for part, view in other.parts(common):
+                    self.fill(part, view)
+
+    def lacking(self, coming: Iterable[Interval]) -> list[Interval]:
+        """The pieces that are neither whole here nor will be with what is coming."""
+        if self.arrived is None:
+            return []
+        here = [interval for intervals in self.arrived.values() for interval in intervals]
+        by_line: dict[str, list[Interval]] = defaultdict(list)
+        for interval in joined((*here, *coming)):
+            by_line[interval.line].append(interval)
+        wanted = (piece.interval for piece in self.pieces)
+        return [i for i in wanted if not any(have.intersect(i) == i for have in by_line[i.line])]
 
     def fill(self, interval: Interval, values: torch.Tensor) -> None:
         """values: (3, len(interval)); every element of the interval must be held."""

@@ -22,6 +22,7 @@ from orchestrator.domain.profile import BLOCK, Interval, Profile
 from orchestrator.domain.spec import JobSpec
 
 from ..checkpoint.reader import read
+from ..faultpoints import faultpoint
 from ..parallel.data import Messages, Posted
 from ..program import Program
 from .holdings import KINDS, Holdings
@@ -77,20 +78,20 @@ def from_memory(
     """Keep what this device has in `stores`, exchange the rest. Every rank of the generation is given the same moves.
 
     `holdings` may be one of the stores, where what is there stays. Raises NotHeld where the stores lack an interval this
-    device is the source of; whatever it raises, `holdings.arrived` says what had come.
+    device is the source of, or the new layout is not filled whole; whatever it raises, `holdings.arrived` says what came.
     """
     outgoing = _outgoing(stores, moves, me, session.ranks)
     incoming: dict[Rank, list[Interval]] = defaultdict(list)
     for move in moves:
-        if move.target != me:
-            continue
-        if move.source != me:
+        if move.target == me:
             incoming[session.ranks[move.source]].append(move.interval)
-        elif not holdings.covers(move.interval):
-            store = _store_of(move.interval, stores)
-            if store is None:
-                raise _not_held(me, move.interval)
-            holdings.fill(move.interval, _joined(store.views(move.interval)))
+    for store in stores:
+        if store is not holdings:
+            holdings.keep(store)
+    coming = [interval for intervals in incoming.values() for interval in intervals]
+    missing = sum(map(len, holdings.lacking(coming)))
+    if missing:
+        raise NotHeld(f"{me} has no source for {missing} elements of its layout; restore from a checkpoint")
     _move(stores, holdings, outgoing, incoming, session)
 
 
@@ -136,6 +137,8 @@ def _move(
             coming = [(rank, cut[number]) for rank, cut in of.items() if number < len(cut)]
             landings = [torch.empty(3, _total(cut), device=_device(stores, holdings)) for _, cut in coming]
             posted = exchange.post(sends, [(rank, values) for (rank, _), values in zip(coming, landings, strict=True)])
+            if not number:
+                faultpoint("in_transfer")
             under_way.append(_Round(posted, [(cut, values) for (_, cut), values in zip(coming, landings, strict=True)]))
         while under_way:
             _land(holdings, under_way)
@@ -158,7 +161,7 @@ def _outgoing(
 ) -> dict[Rank, list[Interval]]:
     outgoing: dict[Rank, list[Interval]] = defaultdict(list)
     for move in moves:
-        if move.source == me and move.target != me:
+        if move.source == me:
             if _store_of(move.interval, stores) is None:
                 raise _not_held(me, move.interval)
             outgoing[ranks[move.target]].append(move.interval)
@@ -175,10 +178,6 @@ def _not_held(me: Device, interval: Interval) -> NotHeld:
 
 def _device(stores: Sequence[Holdings], holdings: Holdings | None) -> torch.device:
     return (holdings or stores[0]).state.device
-
-
-def _joined(views: list[torch.Tensor]) -> torch.Tensor:
-    return views[0] if len(views) == 1 else torch.cat(views, dim=1)
 
 
 def packed(stores: Sequence[Holdings], intervals: Sequence[Interval]) -> torch.Tensor:

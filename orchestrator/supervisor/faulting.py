@@ -1,0 +1,331 @@
+"""Faults on purpose: who is hit, what is refused, and what became of each.
+
+It owns the selectors, the limit of what mirrors cover, and the verdicts. It refuses to know how a fault is carried out
+(requests to hosts and loose effects say what) and takes no part in recovering: it reads the incidents others write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.domain.effects import KillNode, Loose, Sabotage
+from orchestrator.domain.faults import (
+    IN_THE_NEXT_PROCESS,
+    ON_CONTROL,
+    ON_RANKS,
+    FaultKind,
+    FaultRequested,
+    Injected,
+    Verdict,
+)
+from orchestrator.domain.ids import Device, Generation, NodeId
+from orchestrator.domain.job import Fault, Reforming, Running, Starting, Stopping, Succeeded
+from orchestrator.domain.layout import layout, transfers
+from orchestrator.domain.plan import Plan, Seat
+from orchestrator.domain.protocol import FaultCarriedOut, InjectFault
+
+from .draft import Draft
+from .forming import at_work
+
+MAX_INJECTED = 100
+"""Kept in a record; older ones stay in the history stream."""
+QUIET_STEPS = 10
+"""Committed after a fault without an incident: it did no harm, or nobody noticed."""
+QUIET_S = 3.0
+
+DESTRUCTIVE = frozenset(
+    {
+        FaultKind.KILL,
+        FaultKind.STOP,
+        FaultKind.EXIT,
+        FaultKind.RAISE,
+        FaultKind.GIL_HANG,
+        FaultKind.CUT_LINK,
+        FaultKind.NODE_KILL,
+        FaultKind.HOST_KILL,
+        FaultKind.ZYGOTE_KILL,
+    }
+)
+"""May cost what their victims hold in memory."""
+NOTICEABLE = DESTRUCTIVE - {FaultKind.STOP, FaultKind.GIL_HANG, FaultKind.CUT_LINK} | {FaultKind.NAN, FaultKind.BIT_FLIP}
+"""Have to be noticed; others may pass before anybody minds."""
+
+
+def inject(drafts: Sequence[Draft], asked: FaultRequested) -> tuple[Loose, ...]:
+    """Pick the victims and have it done; the records say so, or say why not.
+
+    drafts: the job it was asked for, or every job: then each that it touches keeps a record, and any of them may refuse.
+    """
+    if asked.fault in ON_CONTROL:
+        for draft in drafts:
+            _begin(draft, _named(draft, asked), (), None, carried_out=f"{asked.fault} asked for")
+        return (Sabotage(fault=asked),)
+    if asked.job is None:
+        if asked.fault is not FaultKind.NODE_KILL or asked.node is None:
+            return ()  # the API refuses it in words: a rank is always some job's
+        drafts = [draft for draft in drafts if _matching(draft, asked)]
+    why = next((why for draft in drafts if (why := _objection(draft, asked))), "")
+    for draft in drafts:
+        named = _named(draft, asked)
+        if why:
+            _refuse(draft, named, why)
+        else:
+            _send(draft, named)
+    is_killed = asked.fault is FaultKind.NODE_KILL and not why
+    if not is_killed:
+        return ()
+    return (KillNode(node=asked.node or drafts[0].record.injected[-1].devices[0].node),)
+
+
+def _send(draft: Draft, asked: FaultRequested) -> None:
+    device, devices = _victims(draft, asked)
+    if asked.fault in ON_RANKS:
+        _begin(draft, asked, devices, None)
+        draft.call(device.node, InjectFault(fault=asked, device=device))
+    elif asked.fault is FaultKind.NODE_KILL:
+        _begin(draft, asked, devices, device.node, carried_out=f"every process of {device.node} is killed")
+    else:
+        # A host that ends may not live to say so.
+        said = f"the host on {device.node} is killed" if asked.fault is FaultKind.HOST_KILL else ""
+        _begin(draft, asked, devices, device.node, carried_out=said)
+        draft.call(device.node, InjectFault(fault=asked))
+
+
+def _objection(draft: Draft, asked: FaultRequested) -> str:
+    """Why it may not be done to this job; empty where it may."""
+    if not _matching(draft, asked):
+        return _nobody(draft, asked)
+    _, devices = _victims(draft, asked)
+    if asked.fault in DESTRUCTIVE and not asked.beyond_mirrors and (lost := _last_copies(draft, devices)):
+        return (
+            f"with what is failing already it would destroy the only copies of {lost:,} elements of step "
+            f"{draft.record.committed}; wait until mirrors are whole again, or ask beyond mirrors"
+        )
+    return ""
+
+
+def _named(draft: Draft, asked: FaultRequested) -> FaultRequested:
+    number = draft.record.next_fault
+    draft.set(next_fault=number + 1)
+    return replace(asked, id=asked.id or f"f{number}")
+
+
+# --- what becomes of it --------------------------------------------------------------------------------------------------
+
+
+def fault_carried_out(draft: Draft, said: FaultCarriedOut) -> None:
+    for one in draft.record.injected:
+        if one.id != said.id or one.carried_out_at is not None or one.verdict is not Verdict.OPEN:
+            continue
+        if said.refused:
+            _judge(draft, one, Verdict.REFUSED, said.message)
+        else:
+            step = said.step or draft.record.committed
+            _update(draft, one, carried_out_at=said.at, step=step, message=said.message)
+            draft.say("fault_carried_out", f"{one.asked.fault}: {said.message}", fault=one.id, step_of_fault=step)
+
+
+def fault_seen(draft: Draft, fault: Fault, devices: Iterable[Device]) -> None:
+    """Somebody was found dead: that is what explains open faults on them; what they had yet to do they never will."""
+    hit = frozenset(devices)
+    for one in _open(draft):
+        if not hit & set(one.devices):
+            continue
+        if one.carried_out_at is None and one.asked.at in IN_THE_NEXT_PROCESS:
+            continue
+        if one.carried_out_at is None:
+            _judge(draft, one, Verdict.HARMLESS, f"its rank ended before it got there: {fault.message}")
+        elif one.incident is None and draft.incident is not None:
+            _explain(draft, one, draft.incident.number, fault)
+        elif one.incident is not None:
+            _update(draft, one, cause=fault.cause, seen=fault.message)
+
+
+def judge_faults(draft: Draft) -> None:
+    """Once per kernel step: whatever can be said by now about the faults still open."""
+    state = draft.state
+    for one in _open(draft):
+        if isinstance(state, Stopping) or draft.is_over:
+            _judge_at_the_end(draft, one)
+            continue
+        if one.carried_out_at is None:
+            continue
+        if one.incident is None:
+            _look_for_incident(draft, one)
+        elif (incident := next((i for i in draft.record.incidents if i.number == one.incident), None)) is None:
+            _judge(draft, one, Verdict.RECOVERED, "its incident is no longer kept")
+        elif incident.pause_s is not None and isinstance(state, Running):
+            done = replace(one, cause=incident.fault.cause, pause_s=incident.pause_s, rolled_back=incident.rolled_back)
+            _replace(draft, one, done)
+            _judge(draft, done, Verdict.RECOVERED, incident.fault.message)
+
+
+def _look_for_incident(draft: Draft, one: Injected) -> None:
+    incident = draft.incident
+    assert one.carried_out_at is not None
+    is_new = incident is not None and (incident.closed_at or incident.fault.at) >= one.carried_out_at - QUIET_S
+    if is_new and incident is not None and incident.pause_s is None and set(incident.fault.devices) & set(one.devices):
+        _explain(draft, one, incident.number, incident.fault)
+        return
+    over_at = one.carried_out_at + one.asked.duration_s + QUIET_S
+    if isinstance(draft.state, Running) and draft.now >= over_at and draft.record.committed >= one.step + QUIET_STEPS:
+        seen = one.asked.fault not in NOTICEABLE
+        _judge(
+            draft,
+            one,
+            Verdict.HARMLESS if seen else Verdict.UNDETECTED,
+            f"step {draft.record.committed} is committed and nothing had to be recovered",
+        )
+
+
+def _judge_at_the_end(draft: Draft, one: Injected) -> None:
+    outcome = draft.state.outcome if isinstance(draft.state, Stopping) else draft.state
+    message = getattr(outcome, "message", "")
+    if one.carried_out_at is None:
+        _judge(draft, one, Verdict.HARMLESS, "the job ended before it got there")
+    elif message:
+        _judge(draft, one, Verdict.JOB_FAILED, message)
+    elif one.incident is not None:
+        _judge(draft, one, Verdict.RECOVERED, "the job ended well")
+    elif one.asked.fault in NOTICEABLE and isinstance(outcome, Succeeded) and one.step < draft.record.committed:
+        _judge(draft, one, Verdict.UNDETECTED, "the job succeeded and nobody had noticed")
+    else:
+        _judge(draft, one, Verdict.HARMLESS, "the job ended before anybody minded")
+
+
+# --- the record ----------------------------------------------------------------------------------------------------------
+
+
+def _begin(
+    draft: Draft, asked: FaultRequested, devices: tuple[Device, ...], node: NodeId | None, *, carried_out: str = ""
+) -> None:
+    one = Injected(
+        id=asked.id,
+        asked=asked,
+        asked_at=draft.now,
+        devices=devices,
+        node=node,
+        carried_out_at=draft.now if carried_out else None,
+        step=draft.record.committed,
+        message=carried_out,
+    )
+    draft.set(injected=(*draft.record.injected, one)[-MAX_INJECTED:])
+    whom = ", ".join(map(str, devices)) or "the control plane"
+    where = f" at {asked.at}" * bool(asked.at) + f" from step {asked.step}" * bool(asked.step)
+    draft.say("fault_asked", f"{asked.fault} of {whom}{where}", fault=asked.id, fault_kind=asked.fault)
+
+
+def _refuse(draft: Draft, asked: FaultRequested, why: str) -> None:
+    one = Injected(id=asked.id, asked=asked, asked_at=draft.now, step=draft.record.committed)
+    draft.set(injected=(*draft.record.injected, one)[-MAX_INJECTED:])
+    _judge(draft, one, Verdict.REFUSED, why)
+
+
+def _explain(draft: Draft, one: Injected, incident: int, fault: Fault) -> None:
+    assert one.carried_out_at is not None
+    detected_s = max(0.0, draft.now - one.carried_out_at)
+    _update(draft, one, incident=incident, cause=fault.cause, seen=fault.message, detected_s=detected_s)
+
+
+def _judge(draft: Draft, one: Injected, verdict: Verdict, why: str) -> None:
+    _update(draft, one, verdict=verdict, why=why)
+    draft.say(
+        "fault_judged",
+        f"{one.asked.fault} {one.id}: {verdict.replace('_', ' ')}, {why}",
+        fault=one.id,
+        fault_kind=one.asked.fault,
+        verdict=verdict,
+        cause=one.cause,
+        detected_s=one.detected_s,
+        pause_s=one.pause_s,
+        rolled_back=one.rolled_back,
+    )
+
+
+def _update(draft: Draft, one: Injected, **changes: Any) -> None:
+    _replace(draft, one, replace(one, **changes))
+
+
+def _replace(draft: Draft, one: Injected, by: Injected) -> None:
+    draft.set(injected=tuple(by if other.id == one.id else other for other in draft.record.injected))
+
+
+def _open(draft: Draft) -> tuple[Injected, ...]:
+    return tuple(one for one in draft.record.injected if one.verdict is Verdict.OPEN)
+
+
+# --- who -----------------------------------------------------------------------------------------------------------------
+
+
+def _matching(draft: Draft, asked: FaultRequested) -> list[Seat]:
+    at_it = at_work(draft)
+    if at_it is None:
+        return []
+    wanted = {
+        "rank": asked.rank, "device": asked.device, "pipeline": asked.pipeline, "stage": asked.stage, "tp": asked.tp
+    }  # fmt: skip
+    return [
+        seat
+        for seat in at_it[1].seats
+        if all(value is None or getattr(seat, name) == value for name, value in wanted.items())
+        and asked.node in (None, seat.device.node)
+    ]
+
+
+def _nobody(draft: Draft, asked: FaultRequested) -> str:
+    at_it = at_work(draft)
+    if at_it is None:
+        return "the job has no ranks at the moment; wait until it runs"
+    return f"no rank of generation {at_it[0]} is meant by that; it has ranks 0..{at_it[1].world_size - 1}, see its plan"
+
+
+def _victims(draft: Draft, asked: FaultRequested) -> tuple[Device, tuple[Device, ...]]:
+    """The one the seed picks, and everybody who goes down with it."""
+    at_it = at_work(draft)
+    assert at_it is not None
+    seat = _pick(asked.seed, sorted(_matching(draft, asked), key=lambda seat: seat.rank))
+    if asked.fault in ON_RANKS:
+        return seat.device, (seat.device,)
+    return seat.device, tuple(device for device in at_it[1].devices if device.node == seat.device.node)
+
+
+def _pick(seed: int, seats: list[Seat]) -> Seat:
+    """The same seats and the same seed give the same one, in any process."""
+    drawn = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "big")
+    return seats[drawn % len(seats)]
+
+
+def _last_copies(draft: Draft, victims: tuple[Device, ...]) -> int:
+    """Elements that nobody would hold any more if `victims` and everybody else under attack lost their memory at once."""
+    record, state = draft.record, draft.state
+    if record.profile is None or not record.committed:
+        return 0  # nothing that the seed does not give again
+    failing = {device for one in _open(draft) if one.asked.fault in DESTRUCTIVE for device in one.devices} | set(victims)
+    if isinstance(state, Reforming):
+        failing |= state.lost
+    mirrors = record.spec.recovery.mirrors
+    holders = _holders(draft)
+    layouts = {g: layout(plan, record.profile, mirrors=mirrors) for g, plan in {g: plan for _, g, plan in holders}.items()}
+    sources = {device: layouts[g].held(device) for device, g, _ in holders if device not in failing}
+    if not layouts:
+        return 0
+    found = transfers(sources, layouts[max(layouts)])
+    return sum(len(interval) for interval in found.missing)
+
+
+def _holders(draft: Draft) -> list[tuple[Device, Generation, Plan]]:
+    """Whose memory counts: the running generation's, or that of the one being closed."""
+    record, state = draft.record, draft.state
+    if isinstance(state, Reforming):
+        generation, settlement = state.closing.generation, state.closing.settlement
+        if settlement is not None:
+            return [(d, g, record.plans[g]) for d, g in settlement.holders if g in record.plans]
+        plan = record.plans.get(generation)
+        return [(device, generation, plan) for device in plan.devices] if plan else []
+    if isinstance(state, Running):
+        return [(device, state.generation, state.plan) for device in state.plan.devices]
+    assert isinstance(state, Starting)
+    return []

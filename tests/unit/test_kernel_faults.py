@@ -1,0 +1,167 @@
+"""Faults on purpose as the kernel sees them: whom they hit, what is refused, and the verdict of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.domain.effects import KillNode, Sabotage
+from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
+from orchestrator.domain.ids import Device, NodeId, Step
+from orchestrator.domain.layout import partners
+from orchestrator.domain.protocol import FaultCarriedOut, InjectFault
+from orchestrator.supervisor.faulting import MAX_INJECTED, QUIET_S, QUIET_STEPS
+from tests.builders import JOB, Bench, a_report
+
+
+def asked(kind: FaultKind = FaultKind.KILL, **fields: object) -> FaultRequested:
+    return FaultRequested(fault=kind, job=JOB, **fields)  # type: ignore[arg-type]
+
+
+def last(bench: Bench) -> Injected:
+    return bench.record.injected[-1]
+
+
+def hit(bench: Bench) -> list[Device | None]:
+    return [request.device for _, request in bench.calls(InjectFault)]
+
+
+def trained() -> Bench:
+    """Step 3 is committed: there is something to lose."""
+    return Bench().running().passed(1, 2, 3)
+
+
+def struck(bench: Bench, step: int = 4) -> Bench:
+    one = last(bench)
+    node = one.node or one.devices[0].node
+    return bench.said(node, FaultCarriedOut(id=one.id, message="done", at=bench.now, step=Step(step)))
+
+
+def recovered(bench: Bench) -> Bench:
+    bench.all_report(lambda device: a_report(device, generation=1, voted=3, passed=3, held=3))
+    return bench.prepared().ready().passed(4)
+
+
+def test_selectors_narrow_it_down_and_the_seed_picks_among_the_rest() -> None:
+    bench = trained()
+    seats = {seat.device: seat for seat in bench.plan.seats}
+    drawn = {hit(bench.tell(asked(stage=1, tp=0, seed=seed, beyond_mirrors=True)))[0] for seed in range(20)}
+    assert {(seats[device].stage, seats[device].tp) for device in drawn if device} == {(1, 0)}
+    assert drawn == {device for device, seat in seats.items() if (seat.stage, seat.tp) == (1, 0)}
+    again = [hit(trained().tell(asked(seed=7))) for _ in range(2)]
+    assert again[0] == again[1] != [None]
+
+
+def test_a_killed_rank_is_detected_recovered_and_judged() -> None:
+    bench = trained().tell(asked(rank=2))
+    victim = bench.device(2)
+    assert hit(bench) == [victim] and last(bench).carried_out_at is None
+    struck(bench).exited(victim)
+    one = last(bench)
+    assert (one.cause, one.incident, one.verdict) == ("rank_lost", 1, Verdict.OPEN)
+    assert one.detected_s is not None and one.detected_s >= 0
+    recovered(bench)
+    one = last(bench)
+    assert one.verdict is Verdict.RECOVERED and one.pause_s is not None and "SIGKILL" in one.seen
+    assert {"fault_asked", "fault_carried_out", "fault_judged"} <= set(bench.said_to_people())
+
+
+def test_what_mirrors_do_not_cover_is_refused_unless_asked_for() -> None:
+    bench = trained()
+    owner = bench.device(0)
+    mirror = partners(bench.plan)[owner]
+    bench.tell(asked(device=owner))
+    bench.tell(asked(device=mirror))
+    assert not hit(bench) and last(bench).verdict is Verdict.REFUSED
+    assert "would destroy the only copies of" in last(bench).why and "ask beyond mirrors" in last(bench).why
+    assert hit(bench.tell(asked(device=mirror, beyond_mirrors=True))) == [mirror]
+
+
+def test_a_slow_rank_may_be_the_mirror_of_one_that_is_killed() -> None:
+    bench = trained().tell(asked(rank=0))
+    assert hit(bench.tell(asked(FaultKind.SLOW, device=partners(bench.plan)[bench.device(0)])))
+
+
+def test_mirrors_count_again_once_the_job_has_recovered() -> None:
+    bench = trained().tell(asked(rank=0))
+    struck(bench).exited(bench.device(0))
+    recovered(bench)
+    assert hit(bench.tell(asked(device=partners(bench.plan)[bench.device(0)])))
+
+
+def test_survivors_of_a_recovery_are_spared_where_they_hold_the_last_copy() -> None:
+    bench = trained()
+    owner = bench.device(0)
+    mirror = partners(bench.plan)[owner]
+    bench.exited(owner)
+    bench.tell(asked(device=mirror))
+    assert last(bench).verdict is Verdict.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"), [(FaultKind.SLOW, Verdict.HARMLESS), (FaultKind.BIT_FLIP, Verdict.UNDETECTED)]
+)
+def test_a_fault_that_nobody_minds_is_judged_by_its_kind(kind: FaultKind, verdict: Verdict) -> None:
+    bench = Bench(spec=replace(Bench().spec, train=replace(Bench().spec.train, steps=100))).running().passed(1, 2, 3)
+    struck(bench.tell(asked(kind, rank=1)), step=3)
+    bench.now += QUIET_S + 1
+    bench.passed(*range(4, 3 + QUIET_STEPS))
+    assert last(bench).verdict is Verdict.OPEN
+    bench.passed(3 + QUIET_STEPS)
+    assert last(bench).verdict is verdict
+
+
+def test_an_armed_rank_that_dies_before_its_point_is_harmless() -> None:
+    bench = trained().tell(asked(rank=2, at="in_vote"))
+    bench.exited(bench.device(2))
+    assert last(bench).verdict is Verdict.HARMLESS and "before it got there" in last(bench).why
+
+
+def test_a_fault_in_the_next_process_survives_this_one() -> None:
+    bench = trained().tell(asked(rank=2, at="in_transfer"))
+    bench.exited(bench.device(2))
+    assert last(bench).verdict is Verdict.OPEN
+
+
+def test_a_host_that_cannot_do_it_says_so() -> None:
+    bench = trained().tell(asked(rank=2))
+    bench.said(bench.device(2).node, FaultCarriedOut(id=last(bench).id, message="no rank lives", at=1.0, refused=True))
+    assert (last(bench).verdict, last(bench).why) == (Verdict.REFUSED, "no rank lives")
+
+
+def test_a_killed_node_is_judged_by_every_job_on_it() -> None:
+    bench = trained()
+    node = bench.device(0).node
+    bench.tell(FaultRequested(fault=FaultKind.NODE_KILL, node=node))
+    assert bench.last.loose == (KillNode(node=node),)
+    assert last(bench).devices == tuple(device for device in bench.plan.devices if device.node == node)
+    bench.host_gone(node)
+    assert (last(bench).cause, last(bench).incident) == ("node_lost", 1)
+
+
+def test_a_node_nobody_uses_is_killed_without_a_record() -> None:
+    bench = trained()
+    bench.tell(FaultRequested(fault=FaultKind.NODE_KILL, node=NodeId("spare")))
+    assert bench.last.loose == (KillNode(node=NodeId("spare")),) and not bench.record.injected
+
+
+def test_faults_of_the_control_plane_are_loose_and_remembered() -> None:
+    bench = trained().tell(asked(FaultKind.SUPERVISOR_KILL))
+    (effect,) = bench.last.loose
+    assert isinstance(effect, Sabotage) and effect.fault.fault is FaultKind.SUPERVISOR_KILL
+    assert last(bench).carried_out_at is not None and last(bench).verdict is Verdict.OPEN
+
+
+def test_no_ranks_no_fault() -> None:
+    bench = Bench().submitted().tell(asked(rank=0))
+    assert last(bench).why == "the job has no ranks at the moment; wait until it runs"
+    assert "it has ranks 0..7" in last(trained().tell(asked(rank=8))).why
+
+
+def test_records_are_bounded_and_open_ones_are_judged_when_the_job_ends() -> None:
+    bench = trained()
+    for _ in range(MAX_INJECTED + 5):
+        bench.tell(asked(FaultKind.CLOCK_JUMP))
+    assert len(bench.record.injected) == MAX_INJECTED
+    assert last(bench).id == f"f{MAX_INJECTED + 5}"
