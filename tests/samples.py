@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orchestrator.domain.checkpoint import CheckpointRef, ShardRef
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import (
@@ -35,7 +37,7 @@ from orchestrator.domain.events import (
     StepRecord,
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
-from orchestrator.domain.generation import Answer, Held, RankReport, Settlement
+from orchestrator.domain.generation import Answer, Arrived, Held, RankReport, Settlement
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Rank, Step
 from orchestrator.domain.job import (
     Cancelled,
@@ -48,6 +50,7 @@ from orchestrator.domain.job import (
     Incident,
     JobRecord,
     JobState,
+    Join,
     Probing,
     Queued,
     Reforming,
@@ -60,8 +63,10 @@ from orchestrator.domain.layout import Move
 from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
 from orchestrator.domain.profile import Divisor, Interval, Line, Profile
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
     CloseHost,
+    EndJoin,
     Envelope,
     FaultCarriedOut,
     FormGeneration,
@@ -73,6 +78,8 @@ from orchestrator.domain.protocol import (
     HostOpened,
     HostRequest,
     InjectFault,
+    JoinerAt,
+    JoinFailed,
     KillRank,
     OpenHost,
     PrepareSeats,
@@ -83,6 +90,7 @@ from orchestrator.domain.protocol import (
     SeatsPrepared,
     ShardSaved,
     StepsPassed,
+    StopAfter,
 )
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, RecoverySpec, TrainSpec
 
@@ -326,4 +334,24 @@ FAULTS = (
         why="the rank was killed",
     ),
 )
-LATER: tuple[object, ...] = FAULTS
+JOINS: tuple[BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement, ...] = (
+    BeginJoin(generation=G2, of=G1, plan=PLAN, moves=(MOVE,), addresses={D2: "127.0.0.1:4003"}, attempt=1),
+    StopAfter(generation=G1),
+    EndJoin(generation=G2),
+    JoinerAt(device=D2, generation=G2, step=Step(44)),
+    JoinFailed(device=D2, generation=G2, source=D0, attempt=1, message="a/0 broke off: end of file"),
+    Join(
+        generation=G2,
+        plan=PLAN,
+        addresses={D2: "127.0.0.1:4003"},
+        moves=(MOVE,),
+        attempt=1,
+        broken=frozenset({D1}),
+        done=frozenset({D2}),
+        begun=True,
+        stopping=True,
+    ),
+    replace(REPORT, arrived=Arrived(step=Step(41), intervals=(MOVE.interval,)), stopped=True),
+    replace(SETTLEMENT, arrived=((D2, (MOVE.interval,)),)),
+)
+LATER: tuple[object, ...] = (*FAULTS, *JOINS)

@@ -283,6 +283,8 @@ class JobRecord:
     """A larger plan whose hosts are being warmed while the job trains on."""
     join: Join | None = None
     """Under way towards `target`."""
+    reserved: Generation = Generation(0)
+    """The newest number that names a join; the next generation's is higher."""
     joins_failed: int = 0
     """In a row."""
     avoided: frozenset[NodeId] = frozenset()

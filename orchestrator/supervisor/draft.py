@@ -138,7 +138,7 @@ class Draft:
         return self.record.hosts - self.record.avoided
 
     def next_generation(self) -> Generation:
-        return Generation(self.record.generation + 1)
+        return Generation(max(self.record.generation, self.record.reserved) + 1)
 
     def warm_devices(self, usable: frozenset[Device]) -> frozenset[Device]:
         return frozenset(device for device in usable if device.node in self.record.warm)

@@ -18,9 +18,22 @@ from orchestrator.domain.cluster import Node
 from orchestrator.domain.effects import Effect, Sabotage
 from orchestrator.domain.events import HistoryEntry, Input, StepRecord
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected
+from orchestrator.domain.generation import RankReport, Settlement
 from orchestrator.domain.ids import Device, JobId, NodeId
-from orchestrator.domain.job import Failure, JobRecord, JobState, Probing, Succeeded
-from orchestrator.domain.protocol import Envelope, FaultCarriedOut, HostEvent, HostRequest, InjectFault, Restore
+from orchestrator.domain.job import Failure, JobRecord, JobState, Join, Probing, Succeeded
+from orchestrator.domain.protocol import (
+    BeginJoin,
+    EndJoin,
+    Envelope,
+    FaultCarriedOut,
+    HostEvent,
+    HostRequest,
+    InjectFault,
+    JoinerAt,
+    JoinFailed,
+    Restore,
+    StopAfter,
+)
 from tests import samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -36,6 +49,10 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "failures-1": (Failure, samples.FAILURES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
     "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
+    "joins-1": (
+        BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
+        samples.JOINS,
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,7 @@ from orchestrator.domain.protocol import (
     OpenHost,
     PrepareSeats,
     RankExited,
+    StopAfter,
 )
 from orchestrator.planner.choose import choose
 from orchestrator.supervisor.deadlines import deadlines
@@ -274,6 +276,9 @@ def test_when_nobody_can_be_reached_only_max_isolation_ends_the_wait() -> None:
 def test_a_resize_is_not_settled_before_a_rank_has_left() -> None:
     bench = trained(tp=2, pp=2)
     grown = grow(bench)
+    (key,) = deadlines(grown.record)
+    assert key.startswith("join_stop:"), "they are to stop by themselves, between two steps"
+    grown.tell(DeadlinePassed(job=JOB, key=key))
     assert reforming(grown).fault.cause is Cause.GROW
     assert list(deadlines(grown.record)) == ["isolated:2"], "no rank is known to have left, so steps may still pass"
     grown.tell(DeadlinePassed(job=JOB, key="settle:2"))
@@ -459,11 +464,13 @@ def grow(bench: Bench) -> Bench:
     assert isinstance(bench.state, Running) and [node for node, _ in bench.calls(OpenHost)] == ["n4"]
     bench.passed(4)
     assert bench.record.committed == 4, "training goes on meanwhile"
-    return bench.said(NodeId("n4"), HostOpened(seconds=1.0))
+    return bench.said(NodeId("n4"), HostOpened(seconds=1.0)).copying().caught_up()
 
 
-def test_a_new_node_is_warmed_first_and_then_the_generation_changes() -> None:
+def test_a_new_node_is_warmed_and_filled_first_and_then_the_generation_changes() -> None:
     bench = grow(trained(tp=2, pp=2))
+    assert {node for node, _ in bench.calls(StopAfter)} == set(bench.plan.nodes)
+    bench.reports(replace(holding(4, 2)(bench.device(0)), stopped=True))
     assert reforming(bench).fault.cause is Cause.GROW and bench.plan.dp == 2
     assert {node for node, _ in bench.calls(PrepareSeats)} == set(bench.plan.nodes)
     bench.all_report(holding(4, reforming(bench).closing.generation)).prepared().ready().passed(5)
@@ -476,8 +483,14 @@ def test_what_trains_is_not_closed_for_a_larger_plan_while_a_host_is_silent() ->
     bench.host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared().ready()
     bench.add_node(4).planned().host_silent(bench.plan.nodes[0]).said(NodeId("n4"), HostOpened(seconds=1.0))
     assert isinstance(bench.state, Running) and bench.record.target is not None
+    assert bench.record.join is None
     bench.passed(4)
-    assert isinstance(bench.state, Reforming), "it answers again"
+    assert bench.record.join is not None, "it answers again"
+    (silent, *_), newcomer = bench.plan.nodes, bench.newcomers[0]
+    bench.copying().host_silent(silent).caught_up()
+    assert not bench.record.join.stopping and newcomer in bench.record.join.done
+    bench.passed(5, node=silent)
+    assert bench.record.join.stopping and isinstance(bench.state, Running)
 
 
 def test_hosts_that_do_not_warm_up_are_given_up_and_training_goes_on() -> None:
