@@ -19,6 +19,7 @@ from orchestrator.domain.spec import (
     CheckpointSpec,
     DataSpec,
     Dtype,
+    Exact,
     JobSpec,
     ParallelSpec,
     RecoverySpec,
@@ -67,6 +68,7 @@ Name = Annotated[
         json_schema_extra={"allowed": "1..63 letters, digits, dots, dashes or underscores, the first a letter or digit"},
     ),
 ]
+Exactness = Annotated[Exact, Field(json_schema_extra={"allowed": "false, true or best_effort"})]
 LabelWord = Annotated[
     str,
     Field(
@@ -110,6 +112,7 @@ class TrainSection(Request):
     epsilon: Annotated[Real, Field(gt=0, le=1)] = _default(TrainSpec, "epsilon")
     clip_norm: Annotated[Real, Field(gt=0, le=1e9)] = _default(TrainSpec, "clip_norm")
     activation_checkpointing: Annotated[bool, Field(strict=True)] = _default(TrainSpec, "activation_checkpointing")
+    exact: Exactness = _default(TrainSpec, "exact")
 
 
 class ParallelSection(Request):

@@ -302,8 +302,8 @@ class Bench:
             self.said(device.node, ShardSaved(generation=self.record.generation, step=Step(at), shard=shard))
         return self
 
-    def checkpoint(self, at: int) -> Bench:
-        ref = CheckpointRef(step=Step(at), generation=self.record.generation, path=f"/shared/{at}")
+    def checkpoint(self, at: int, answer: Answer | None = None) -> Bench:
+        ref = CheckpointRef(step=Step(at), generation=self.record.generation, path=f"/shared/{at}", answer=answer)
         return self.tell(CheckpointCommitted(job=JOB, checkpoint=ref))
 
     # --- newcomers --------------------------------------------------------------------------------------------------------

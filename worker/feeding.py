@@ -44,7 +44,8 @@ TRIES = 3
 CONNECT_S = 5.0
 STALL_S = 10.0
 """A newcomer that takes nothing for this long is given up."""
-_SLICE = 1 << 18
+_SLICE = 1 << 16
+_NAP_S = 0.02
 
 
 class Kind(IntEnum):
@@ -173,7 +174,7 @@ class Feeder:
             self._queue.clear()
 
     def _send_all(self, sock: socket.socket) -> None:
-        send = _paced(sock, self._rate)
+        send = _paced(sock, self._rate, lambda: self._last is not None)  # when training has ended, nothing is in its way
         send(memoryview(self._hello))
         while True:
             with self._moved:  # never while it sends: the training thread wants it at every step
@@ -220,19 +221,17 @@ class Feeder:
         send(bytes_of(state.view(-1)))
 
 
-def _paced(sock: socket.socket, rate: float) -> Callable[[memoryview], None]:
+def _paced(sock: socket.socket, rate: float, in_a_hurry: Callable[[], bool]) -> Callable[[memoryview], None]:
     """Sends whole, raising OSError; in slices, so that a rate is kept evenly."""
     due = time.monotonic()
 
     def send(data: memoryview) -> None:
         nonlocal due
-        if not rate:
-            sock.sendall(data)
-            return
-        for start in range(0, len(data), _SLICE):
-            piece = data[start : start + _SLICE]
-            time.sleep(max(0.0, due - time.monotonic()))
+        for start in range(0, len(data), _SLICE if rate else max(1, len(data))):
+            piece = data[start : start + _SLICE] if rate else data
+            while rate and not in_a_hurry() and (left := due - time.monotonic()) > 0:
+                time.sleep(min(left, _NAP_S))
             sock.sendall(piece)
-            due = max(due, time.monotonic()) + len(piece) / rate
+            due = max(due, time.monotonic()) + len(piece) / rate if rate else due
 
     return send

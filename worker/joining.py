@@ -32,8 +32,8 @@ from .parallel.optimizer import adamw
 from .state.holdings import Holdings
 from .state.relayout import MESSAGE, messages
 
-GRACE_S = 0.25
-"""How long after the end of training its sources may still send what they had queued."""
+QUIET_S, PATIENCE_S = 0.25, 1.5
+"""After the end of training sources may still send what they had queued: while it flows, and this long at most."""
 GREETING_S = 5.0
 """A caller who has not said by then who it is is hung up on."""
 CLOSE_BEHIND = 1
@@ -91,9 +91,10 @@ class Joining:
         self._readers: list[tuple[threading.Thread, socket.socket]] = []
         self._told = False
         self._aborted = False
-        self._deadline = float("inf")
+        self._ended_at: float | None = None
+        self._heard_at = 0.0
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._is_over = False
+        self._is_closed = False
         self.expect(begin)
 
     # --- from the control thread ------------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ class Joining:
 
     def end(self) -> None:
         """Training has stopped: a little patience for what is on its way, then `run` returns."""
-        self._deadline = min(self._deadline, time.monotonic() + GRACE_S)
+        self._ended_at = self._ended_at or time.monotonic()
         self._rouse()
 
     @property
@@ -121,7 +122,7 @@ class Joining:
 
     def _rouse(self) -> None:
         with self._gate:
-            if not self._is_over:
+            if not self._is_closed:
                 os.eventfd_write(self._wake, 1)
 
     # --- main thread ------------------------------------------------------------------------------------------------------
@@ -133,9 +134,8 @@ class Joining:
         poller.register(self._listener, select.POLLIN)
         self._listener.setblocking(False)
         try:
-            while not (self._aborted or self._is_told_all() or time.monotonic() >= self._deadline):
-                left = min(max(0.0, self._deadline - time.monotonic()), 1.0)
-                for fd, _ in poller.poll(left * 1000 + 1):
+            while not (self._aborted or self._is_told_all() or self._is_over_time()):
+                for fd, _ in poller.poll(20 if self._ended_at else 1000):  # ms
                     if fd == self._wake:
                         with contextlib.suppress(BlockingIOError):
                             os.eventfd_read(self._wake)
@@ -149,6 +149,12 @@ class Joining:
         with self._gate:
             living = [source for source in self._sources if not source.is_lost]
             return bool(living) and all(source.last is not None for source in living)
+
+    def _is_over_time(self) -> bool:
+        if self._ended_at is None:
+            return False
+        now = time.monotonic()
+        return now > max(self._ended_at, self._heard_at) + QUIET_S or now > self._ended_at + PATIENCE_S
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -165,7 +171,7 @@ class Joining:
         for reader, _ in self._readers:
             reader.join()
         with self._gate:
-            self._is_over = True
+            self._is_closed = True
             os.close(self._wake)
 
     def _whole(self) -> Holdings | None:
@@ -213,7 +219,7 @@ class Joining:
     def _lost(self, source: _Source, why: str) -> None:
         with self._gate:
             source.is_lost = True
-            is_news = not self._aborted and source.last is None and time.monotonic() < self._deadline
+            is_news = not self._aborted and source.last is None and self._ended_at is None
         if is_news:
             self._say(
                 JoinFailed(
@@ -229,6 +235,7 @@ class Joining:
         answer: Answer | None = None
         while source.last is None:
             kind, number, step, length = FRAME.unpack(_exactly(sock, FRAME.size))
+            self._heard_at = time.monotonic()
             match kind:
                 case Kind.STATE:
                     self._fill(source, number, Step(step), _floats(sock, length))
@@ -238,6 +245,7 @@ class Joining:
                     if answer is None or answer.step != step:
                         raise _Broken(f"gradients of step {step} came without its answer")
                     for chunk in range(number):
+                        self._heard_at = time.monotonic()
                         self._update(source, chunk, answer, _floats(sock, 4 * _total(source.chunks[chunk])))
                 case Kind.PASSED:
                     self._passed(source, Step(step), number)

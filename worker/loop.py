@@ -1,7 +1,8 @@
 """One rank's mathematics: a trainer restores a generation's state, runs optimizer steps, and afterwards tells the truth.
 
     step   zero -> forward, backward -> reduce to owners -> pass on to the mirror -> VOTE -> update -> gather -> (save)
-                                                                                     `- passed: the step is committed
+            ^                                                                        |`- passed: the step is committed
+            `---- exact mode, where the scale did not fit: everybody runs it again --'
 
 It lives as long as its process; connections come and go with generations. It never decides what was committed: it votes,
 reports, and is told.
@@ -11,15 +12,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import assert_never
 
 import torch
 
-from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer, Arrived, Held, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
 from orchestrator.domain.layout import Bucket, buckets, partners
@@ -41,6 +41,7 @@ from .donation import Donation
 from .faultpoints import faultpoint
 from .feeding import Feeder
 from .parallel.data import DataAxis, Session
+from .parallel.gradients import Gradients, gradients_of
 from .parallel.group import ALONE
 from .parallel.optimizer import adamw
 from .parallel.pipeline import StageRunner
@@ -52,10 +53,6 @@ from .state.holdings import Holdings
 from .state.relayout import from_checkpoint, from_memory, from_seed, give
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-class TrainingDiverged(EverstepError):
-    """A loss or gradient is not finite; running the step again would give the same."""
 
 
 class Trainer:
@@ -91,6 +88,8 @@ class Trainer:
         self._feeders: list[Feeder] = []
         self._is_stopping = False
         self._buffers: Buffers | None = None
+        self._gradients: Gradients | None = None
+        self._maxima: tuple[float, ...] = ()  # what was voted on the step held, as every rank of the generation knows it
         self._stage: StageRunner | None = None
         self._data: DataAxis | None = None
 
@@ -116,8 +115,8 @@ class Trainer:
         self._settle(form.restore)
         self._fill(session, plan_buckets, form.restore)
         moved = perf_counter()
-        assert self._buffers is not None and self._holdings is not None
-        self._data = DataAxis(session, plan_buckets, self._buffers, self._holdings)
+        assert self._buffers is not None and self._gradients is not None and self._holdings is not None
+        self._data = DataAxis(session, plan_buckets, self._buffers, self._gradients, self._holdings)
         self._data.gather()
         gathered = perf_counter()
         if isinstance(form.restore, FromMemory) and self._is_due(step):
@@ -153,6 +152,16 @@ class Trainer:
         step = max((store.step for store in self._arriving), default=Step(0))
         found = joined(i for store in self._arriving if store.step == step for i in _arrived_in(store) if not has(i))
         return Arrived(step=step, intervals=found) if found else None
+
+    def successor(self, progress: Progress) -> Trainer:
+        """One that knows and holds what this one does, for a thread that takes over from one stuck in a transfer.
+
+        It builds everything anew that such a transfer may still write into, which is never what is held.
+        """
+        made = copy(self)
+        made._progress = progress
+        made._buffers = made._stage = made._data = None
+        return made
 
     @property
     def holdings(self) -> Holdings | None:
@@ -218,28 +227,33 @@ class Trainer:
 
         stop: this rank was asked to. The vote tells the others, so that all stop after the same step: see `is_stopped`.
         """
-        stage, data, held, buffers = self._stage, self._data, self._holdings, self._buffers
-        if stage is None or data is None or held is None or buffers is None or held.step != step - 1:
+        stage, data, held, gradients = self._stage, self._data, self._holdings, self._gradients
+        if stage is None or data is None or held is None or gradients is None or held.step != step - 1:
             raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
         generation, progress = session.generation, self._progress
-        progress.phase(Phase.COMPUTE, generation, step)
-        buffers.zero()
-        sums = stage.run(step)
-        buffers.fold()
-        progress.phase(Phase.REDUCE, generation, step)
-        faultpoint("before_reduce")
-        data.reduce()
-        faultpoint("after_reduce")
-        data.mirror()
-        progress.phase(Phase.VOTE, generation, step)
-        faultpoint("before_vote")
-        ballot = self._ballot(held, sums if session.seat.tp == 0 else {})
-        self._voted = step
-        progress.voted(step)
-        total = session.vote(torch.cat([ballot, torch.tensor([float(stop)], dtype=ballot.dtype)]))
-        answer = self._counted(total[:-1], session.plan.world_size, step)
-        self._is_stopping = bool(total[-1] > 0)
-        self._answer = answer
+        gradients.begin(self._maxima)
+        answer = None
+        while answer is None:
+            progress.phase(Phase.COMPUTE, generation, step)
+            with gradients.adding_up():
+                losses = stage.run(step)
+            progress.phase(Phase.REDUCE, generation, step)
+            faultpoint("before_reduce")
+            data.reduce()
+            faultpoint("after_reduce")
+            data.mirror()
+            progress.phase(Phase.VOTE, generation, step)
+            faultpoint("before_vote")
+            ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
+            self._vote_for(step)
+            total = session.vote(torch.cat([ballot.new_tensor([float(stop)]), ballot]), gradients.num_maxima)
+            answer = gradients.answer(total[1:], session.plan.world_size, step)
+            if answer is None:
+                # Everybody sees the same and runs it again. Somebody who left without having seen it still says that it
+                # voted: should a later pass be committed, it has voted in that one too, with that one's gradients.
+                self._vote_for(Step(step - 1))
+        self._is_stopping = bool(total[0] > 0)
+        self._answer, self._maxima = answer, answer.maxima
         progress.passed(answer)
         faultpoint("after_vote")
         progress.phase(Phase.UPDATE, generation, step)
@@ -258,26 +272,9 @@ class Trainer:
             self._save(session)
         return answer
 
-    def _ballot(self, held: Holdings, sums: Mapping[int, float]) -> torch.Tensor:
-        """fp64: [ranks whose gradients are finite, squared norm of what is owned, mean loss of each micro-batch id]."""
-        train = self._spec.train
-        ballot = torch.zeros(2 + train.micro_batches, dtype=torch.float64)
-        gradient = held.gradient[: held.owned].double()
-        ballot[1] = torch.dot(gradient, gradient)
-        ballot[0] = float(isfinite(float(ballot[1])))
-        for number, total in sums.items():
-            ballot[2 + number] = total / (train.micro_batch_size * train.sequence)
-        return ballot
-
-    def _counted(self, total: torch.Tensor, world_size: int, step: Step) -> Answer:
-        finite, squares, *losses = total.tolist()
-        if finite != world_size or not all(map(isfinite, (squares, *losses))):
-            strange = [f"micro-batch {number}: loss {loss}" for number, loss in enumerate(losses) if not isfinite(loss)]
-            raise TrainingDiverged(
-                f"step {step} gave {'; '.join(strange) or 'a gradient that is not finite'}; "
-                "lower train.learning_rate or train.clip_norm, or lengthen train.warmup_steps"
-            )
-        return Answer(step=step, norm=squares**0.5, losses=tuple(losses))
+    def _vote_for(self, step: Step) -> None:
+        self._voted = step
+        self._progress.voted(step)
 
     def _apply(self, held: Holdings, answer: Answer) -> None:
         """Bring what is held from the step before the answer's to the answer's; nothing to do where it is there already."""
@@ -317,6 +314,8 @@ class Trainer:
         if self._buffers is None or self._buffers.shape != shape:
             used = [bucket for bucket in plan_buckets if seat.rank in bucket.shares]
             self._buffers = Buffers(self._profile, shape, used, DTYPES[self._spec.train.dtype], self._device)
+            self._gradients = gradients_of(self._spec.train, self._profile, self._buffers)
+        assert self._gradients is not None
         # The module is bound to the generation's tp group; it owns no tensors, so making it anew is cheap.
         module = self._program.build(self._spec, shape.first, shape.last, session.tp, self._buffers.leaves)
         self._stage = StageRunner(
@@ -328,6 +327,7 @@ class Trainer:
             tokens=self._tokens,
             device=self._device,
             progress=self._progress,
+            collect=self._gradients.collect,
         )
 
     def _settle(self, restore: Restore) -> None:
@@ -341,6 +341,9 @@ class Trainer:
         elif held is not None and not held.torn and answer is not None and self._voted == step == answer.step:
             self._apply(held, answer)
         self._voted = step
+        # From the order alone: a rank's own memory of an answer that others lack would give it another scale.
+        known = restore.checkpoint.answer if isinstance(restore, FromCheckpoint) else answer
+        self._maxima = known.maxima if known is not None and known.step == step else ()
         if answer is not None or self._answer is None or self._answer.step != step:
             self._answer = answer
 
@@ -393,7 +396,8 @@ class Trainer:
 
     def _save(self, session: Session) -> None:
         assert self._holdings is not None
-        self._writer.save(Snapshot.of(self._holdings, session.generation))
+        answer = self._answer if self._answer is not None and self._answer.step == self._holdings.step else None
+        self._writer.save(Snapshot.of(self._holdings, session.generation, answer))
         if self._holdings.step == self._spec.train.steps:
             self._writer.finish()  # there is no next step to hide it behind, nor one that would try again
 

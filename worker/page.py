@@ -25,15 +25,17 @@ from orchestrator.domain.ids import Device, Generation, Step
 
 from .progress import Phase
 
-PAGE_VERSION = 1
+PAGE_VERSION = 2
 MAX_IDS = 1024
 """Micro-batch ids whose losses fit on a page."""
+MAX_GROUPS = 4096
+"""Parameter groups whose maxima fit on a page."""
 
 _MAGIC = int.from_bytes(b"everstep", "little")
 _GROUP_AT, _GROUP_BYTES = 24 * 8, 64
-_HEAD = struct.Struct("<qqdq")  # generation, step, norm, number of losses
+_HEAD = struct.Struct("<qqdqq")  # generation, step, norm, number of losses, of maxima
 _SLOTS_AT = _GROUP_AT + _GROUP_BYTES
-_SLOT_BYTES = 16 + _HEAD.size + 8 * MAX_IDS
+_SLOT_BYTES = 16 + _HEAD.size + 8 * (MAX_IDS + MAX_GROUPS)
 _PAGE_BYTES = -(-(_SLOTS_AT + 2 * _SLOT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -92,14 +94,15 @@ def create_page() -> int:
 
 
 def pack_answer(generation: Generation, answer: Answer) -> bytes:
-    head = _HEAD.pack(generation, answer.step, answer.norm, len(answer.losses))
-    return head + struct.pack(f"<{len(answer.losses)}d", *answer.losses)
+    numbers = (*answer.losses, *answer.maxima)
+    head = _HEAD.pack(generation, answer.step, answer.norm, len(answer.losses), len(answer.maxima))
+    return head + struct.pack(f"<{len(numbers)}d", *numbers)
 
 
 def unpack_answer(data: bytes) -> tuple[Generation, Answer]:
-    generation, step, norm, count = _HEAD.unpack_from(data)
-    losses = struct.unpack_from(f"<{count}d", data, _HEAD.size)
-    return Generation(generation), Answer(step=Step(step), norm=norm, losses=losses)
+    generation, step, norm, ids, groups = _HEAD.unpack_from(data)
+    numbers = struct.unpack_from(f"<{ids + groups}d", data, _HEAD.size)
+    return Generation(generation), Answer(step=Step(step), norm=norm, losses=numbers[:ids], maxima=numbers[ids:])
 
 
 class _Mapped:
@@ -167,6 +170,8 @@ class PageWriter(_Mapped):
     def passed(self, answer: Answer) -> None:
         if len(answer.losses) > MAX_IDS:
             raise EverstepError(f"step has {len(answer.losses)} micro-batches, {MAX_IDS} fit; use larger micro-batches")
+        if len(answer.maxima) > MAX_GROUPS:
+            raise EverstepError(f"step has {len(answer.maxima)} maxima, {MAX_GROUPS} fit; set train.exact to false")
         number = self._words[_Word.ANSWERS] + 1
         body = pack_answer(self.generation, answer)
         at = _SLOTS_AT + (number & 1) * _SLOT_BYTES

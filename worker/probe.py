@@ -18,11 +18,11 @@ from typing import Any
 
 from orchestrator.domain import codec
 from orchestrator.domain.errors import FieldProblem, Refused
-from orchestrator.domain.profile import Profile
+from orchestrator.domain.profile import BLOCK, Profile, exact_groups, splits_a_block
 from orchestrator.domain.spec import JobSpec
 
 from .data import sources
-from .page import MAX_IDS
+from .page import MAX_GROUPS, MAX_IDS
 from .program import load_program
 
 
@@ -66,6 +66,15 @@ def _degree_problems(spec: JobSpec, profile: Profile) -> Iterator[FieldProblem]:
         if tp is not None and (tp < 1 or divisor.value % tp):
             said = f"is {tp} and does not divide {divisor.field} {divisor.value}; use a divisor of it"
             yield _problem("parallel.tp", tp, said, f"a divisor of {divisor.value}")
+    if spec.train.exact and (groups := len(exact_groups(profile))) > MAX_GROUPS:
+        said = f"is {spec.train.exact}, and the program has {groups} parameter groups, {MAX_GROUPS} fit; set it to false"
+        yield _problem("train.exact", spec.train.exact, said, "false")
+    if spec.train.exact and tp and (line := splits_a_block(profile, tp)):
+        said = (
+            f"is {spec.train.exact}, but parallel.tp {tp} cuts {line.name} inside a block: {line.numel} elements are no "
+            f"multiple of tp x {BLOCK}; lower tp, change the model's sizes or set train.exact to false"
+        )
+        yield _problem("train.exact", spec.train.exact, said, "false")
     if pp is not None and pp > profile.num_layers:
         allowed = f"<= {profile.num_layers}"
         yield _problem("parallel.pp", pp, f"is {pp}, but the program has {profile.num_layers} layers; lower it", allowed)

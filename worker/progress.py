@@ -41,6 +41,34 @@ class Progress(Protocol):
         ...
 
 
+class Relay:
+    """Passes on what it is told until it is muted: a thread that was replaced must not be heard any more."""
+
+    def __init__(self, to: Progress) -> None:
+        self._to = to
+
+    def mute(self) -> None:
+        self._to = Unwatched()
+
+    def phase(self, phase: Phase, generation: Generation, step: Step) -> None:
+        self._to.phase(phase, generation, step)
+
+    def micro_batch(self, number: int) -> None:
+        self._to.micro_batch(number)
+
+    def enter(self, group: str) -> None:
+        self._to.enter(group)
+
+    def leave(self) -> None:
+        self._to.leave()
+
+    def voted(self, step: Step) -> None:
+        self._to.voted(step)
+
+    def passed(self, answer: Answer) -> None:
+        self._to.passed(answer)
+
+
 class Unwatched:
     """Tells nobody."""
 

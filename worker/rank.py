@@ -5,6 +5,9 @@ the promise to report once per generation. It refuses to know how a step is made
 
     control thread   form(g) ──> inbox          close(g) ──> session.abort(), then inbox
     main thread      inbox ──> connect, restore, train ──> finished | left: report once ──> inbox ...
+
+A training thread that is stuck in a transfer which no abort can end is given up after STUCK_S: another one takes over what
+it knows and holds, reports and goes on, and the old one ends silently when it comes out.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -55,11 +59,14 @@ from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_or
 from .page import PageWriter
 from .parallel.forming import NotFormed
 from .parallel.group import Aborted, PeerLost
+from .parallel.guard import Replaced
 from .parallel.mesh import job_cookie
 from .program import Program
-from .progress import Phase
+from .progress import Phase, Progress, Relay
 from .session import Session
 
+STUCK_S = 0.05
+"""Leaving takes a few milliseconds; who is still in a transfer after this long is taken for stuck."""
 _SWITCH_INTERVAL_S = 0.001
 _NICE = 5
 """Where ranks compute on the processors that host, supervisor and Redis run on, those must not wait for a time slice."""
@@ -146,15 +153,48 @@ class _Rank:
         """Newcomers to give state to, from the control thread to the training loop."""
         self._stop_after = Generation(0)
         self._ended_join = Generation(0)
-        # The main thread's own.
+        self._look_at = inf
+        """When to look whether the training thread is stuck; the control thread's own."""
+        # The training thread's own, but for handing over.
         self._reported = Generation(0)
+        self._trains: Trainer | None = None
+        self._progress: Progress = self._page
+        self._stuck = 0
 
     def run(self) -> int:
         """Train until the training program raises or exits; its exit code. The host ends a rank by a signal."""
         sys.setswitchinterval(_SWITCH_INTERVAL_S)  # a close must not wait long for a main thread that computes in Python
         threading.Thread(target=self._obey, name="control", daemon=True).start()
         try:
-            trainer = self._trainer()
+            return self._train()
+        except Replaced:
+            self._came_out()
+            while True:  # the process ends when the thread that has taken over says so
+                signal.pause()
+
+    def _take_over(self) -> None:
+        """A training thread after the first: the same work, and the same end of the process."""
+        torch.set_num_threads(1)
+        code = BROKEN
+        try:
+            code = self._train()
+        except Replaced:
+            self._came_out()
+            return
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _came_out(self) -> None:
+        """A thread that was replaced is not stuck any more."""
+        with self._lock:
+            self._stuck -= 1
+
+    def _train(self) -> int:
+        try:
+            trainer = self._trains = self._trains or self._trainer()
             self._faults.patient = trainer
             while True:
                 match self._inbox.get():
@@ -182,10 +222,15 @@ class _Rank:
             program=self._job.program,
             tokens=self._job.tokens,
             me=self._me,
-            progress=self._page,
+            progress=self._own_progress(),
             checkpoint_dir=Path(order.checkpoint_dir),
             on_shard=lambda saved: self._control.post(said_frame(saved)),
         )
+
+    def _own_progress(self) -> Progress:
+        """The page; where this thread may be replaced, through something that can be muted then."""
+        self._progress = Relay(self._page) if self._job.order.spec.recovery.backend == "gloo" else self._page
+        return self._progress
 
     def _take_part(self, trainer: Trainer, form: FormGeneration) -> None:
         session = self._begin(form)
@@ -295,7 +340,7 @@ class _Rank:
                     mirrors=order.spec.recovery.mirrors,
                     moves=form.restore.moves if isinstance(form.restore, FromMemory) else (),
                     backend=order.spec.recovery.backend,
-                    progress=self._page,
+                    progress=self._progress,
                     donors=form.donors,
                 )
             )
@@ -318,7 +363,7 @@ class _Rank:
 
     def _report(self, trainer: Trainer, generation: Generation, lost: Rank | None, cause: str) -> None:
         # Also of a generation it never began: what it voted for in the one before may be what the answer is about.
-        report = trainer.report(generation, lost, cause)
+        report = replace(trainer.report(generation, lost, cause), stuck=self._stuck)
         faultpoint("before_report")
         self._reported = generation
         self._control.post(said_frame(RankReported(report=report)))
@@ -335,7 +380,10 @@ class _Rank:
             poller = select.poll()
             while True:
                 poller.register(self._control, select.POLLIN | (select.POLLOUT if self._control.is_backed_up else 0))
-                if not poller.poll(200):  # ms: the longest a backlog made by the main thread goes unnoticed
+                # 200 ms is the longest a backlog made by the training thread goes unnoticed.
+                ready = poller.poll(min(200.0, max(0.0, (self._look_at - time.monotonic()) * 1000)))
+                self._replace_if_stuck()
+                if not ready:
                     continue
                 self._control.flush()
                 frames, is_open = self._control.receive()
@@ -378,6 +426,7 @@ class _Rank:
                     session.end()
                 elif session is not None and is_meant:
                     session.abort()
+                    self._look_at = time.monotonic() + STUCK_S
             case FormGeneration():
                 with self._lock:
                     session = self._session if isinstance(self._session, Joining) else None
@@ -389,6 +438,29 @@ class _Rank:
         with self._lock:
             session = self._session
         return session if isinstance(session, Joining) and session.generation == generation else None
+
+    def _replace_if_stuck(self) -> None:
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        with self._lock:
+            closed = self._closed
+            session = self._session if self._session_of <= closed else None
+        if self._reported >= closed or not isinstance(session, Session):
+            self._look_at = inf
+        elif not session.give_up():
+            self._look_at = now + STUCK_S  # it computes; the host kills it if that takes too long
+        else:
+            self._look_at = inf
+            assert self._trains is not None
+            if isinstance(self._progress, Relay):
+                self._progress.mute()
+            self._trains = self._trains.successor(self._own_progress())
+            with self._lock:
+                self._stuck += 1
+            print(f"{self._me}: stuck in a transfer of generation {closed}, another thread takes over", flush=True)
+            # What it is told next is the close in the inbox, which is still unanswered.
+            threading.Thread(target=self._take_over, name="training", daemon=True).start()
 
     def _take_fault(self, fault: FaultRequested) -> None:
         if fault.fault in (FaultKind.CUT_LINK, FaultKind.SLOW_LINK):

@@ -54,7 +54,7 @@ class Alone:
     def post(self, sends: Messages, receives: Messages) -> Posted:
         raise AssertionError("a rank that is alone has nobody to send to")
 
-    def vote(self, ballot: torch.Tensor) -> torch.Tensor:
+    def vote(self, ballot: torch.Tensor, num_maxima: int = 0) -> torch.Tensor:
         return ballot
 
 

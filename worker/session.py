@@ -137,19 +137,21 @@ class Session:
         """Like `exchange`, waited for later. Tensors sent must not change and those received hold nothing until then."""
         return self._opened().post(sends, receives)
 
-    def vote(self, ballot: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's ballot (float64, any shape); who sees it knows that every rank had entered.
+    def vote(self, ballot: torch.Tensor, num_maxima: int = 0) -> torch.Tensor:
+        """The sum of every rank's ballot (float64, flat); who sees it knows that every rank had entered.
+
+        Of its last `num_maxima` elements it is the maximum.
 
         Along the axes: tp, pp, then across pipelines; each sum in group order, so every rank gets the same bits. Where
         pipelines differ in depth their first stages vote for them and tell the others.
         """
         total = ballot.detach().to(self._opened().device, copy=True)
-        self.tp.all_reduce(total)
-        self.pp.all_reduce(total)
+        self.tp.tally(total, num_maxima)
+        self.pp.tally(total, num_maxima)
         # From here on others may see the vote pass without this rank.
         faultpoint("in_vote")
         if self._across is not None:
-            self._across.all_reduce(total)
+            self._across.tally(total, num_maxima)
         assert self._mesh is not None
         if not self._mesh.even and self.pp.pg is not None:
             options = dist.BroadcastOptions()
@@ -175,6 +177,15 @@ class Session:
             links.abort()
         if carrier is not None:
             carrier.abort()
+
+    def give_up(self) -> bool:
+        """Whether the training thread is stuck where no abort ends its wait; it ends by itself when it comes out.
+
+        Only after `abort`, from another thread. Then this session's training thread is whoever takes over.
+        """
+        with self._gate:
+            carrier = self._carrier
+        return carrier is not None and carrier.give_up()
 
     def close(self) -> None:
         """Free sockets and groups; the listener stays open. Idempotent."""

@@ -16,8 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..domain import codec
 from ..domain.checkpoint import CheckpointRef, ShardRef
 from ..domain.errors import EverstepError
+from ..domain.generation import Answer
 from ..domain.ids import Device, Generation, NodeId, Step
 
 FORMAT = 1
@@ -44,6 +46,8 @@ class Manifest:
     lines: Mapping[str, int]
     """Name of each line -> its elements."""
     shards: tuple[ShardRef, ...]
+    answer: Answer | None
+    """Of the vote that committed `step`; None where an earlier version wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Index:
     num_bytes: int
     lines: Mapping[str, int]
     pieces: tuple[IndexedPiece, ...]
+    answer: Answer | None
 
 
 def directory_name(step: Step, generation: Generation) -> str:
@@ -82,17 +87,19 @@ def commit(
     if any(index.step != step for index in indexes):
         raise CheckpointIncomplete(f"{path}: shards of steps {sorted({i.step for i in indexes})}, wanted {step} alone")
     lines = _check_partition(path, indexes)
+    answer = _one_answer(path, indexes)
     body = {
         "format": FORMAT,
         "step": step,
         "generation": generation,
         "spec_hash": spec_hash,
         "seed": seed,
+        "answer": codec.encode(answer),
         "lines": dict(lines),
         "shards": [[s.device.node, s.device.index, s.index, s.sha256] for s in shards],
     }
     write_durably(path / MANIFEST, json.dumps({"sha256": _digest(body), **body}, indent=1).encode())
-    return CheckpointRef(step=step, generation=generation, path=str(path))
+    return CheckpointRef(step=step, generation=generation, path=str(path), answer=answer)
 
 
 def latest(directory: Path) -> CheckpointRef | None:
@@ -143,6 +150,7 @@ def load_manifest(path: Path) -> Manifest:
                 ShardRef(device=Device(NodeId(node), number), index=index, sha256=sha256)
                 for node, number, index, sha256 in body["shards"]
             ),
+            answer=codec.decode(Answer | None, body.get("answer")),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorrupt(f"{file} cannot be read: {error}; restore an older checkpoint") from error
@@ -162,6 +170,7 @@ def load_index(path: Path, shard: ShardRef) -> Index:
             num_bytes=body["bytes"],
             lines=body["lines"],
             pieces=tuple(IndexedPiece(*piece) for piece in body["pieces"]),
+            answer=codec.decode(Answer | None, body.get("answer")),
         )
         size = (path / index.data).stat().st_size
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -217,6 +226,14 @@ def _check_partition(path: Path, indexes: Sequence[Index]) -> Mapping[str, int]:
     return lines
 
 
+def _one_answer(path: Path, indexes: Sequence[Index]) -> Answer | None:
+    """What every device was told of the step it saved."""
+    told = {index.answer for index in indexes if index.answer is not None}
+    if len(told) > 1:
+        raise CheckpointIncomplete(f"{path}: shards of {len(told)} different answers to one vote")
+    return next(iter(told), None)
+
+
 def _committed(directory: Path) -> Iterator[CheckpointRef]:
     """Newest first."""
     for step, generation, path in _candidates(directory):
@@ -227,7 +244,7 @@ def _committed(directory: Path) -> Iterator[CheckpointRef]:
         except CheckpointCorrupt:
             continue
         if (manifest.step, manifest.generation) == (step, generation):
-            yield CheckpointRef(step=step, generation=generation, path=str(path))
+            yield CheckpointRef(step=step, generation=generation, path=str(path), answer=manifest.answer)
 
 
 def _candidates(directory: Path) -> list[tuple[Step, Generation, Path]]:

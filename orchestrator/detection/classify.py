@@ -14,6 +14,8 @@ CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP}
 )
 """Signals that a process brings upon itself; any other one was sent to it."""
+INJECTED = "InjectedError"
+"""What a rank raises because a fault was asked for."""
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
@@ -52,7 +54,7 @@ def signature(error: str) -> str:
 def _own_error(exited: RankExited) -> str:
     """What the rank did to itself, in words; empty where it was done to it."""
     if exited.user_error:
-        return exited.message or f"exit code {exited.exit_code}"
+        return "" if exited.message.startswith(INJECTED) else exited.message or f"exit code {exited.exit_code}"
     if exited.exit_code >= 0:
         last = next((line for line in reversed(exited.log_tail) if line.strip()), "")
         return f"exit code {exited.exit_code} {last}".strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .generation import Answer
 from .ids import Device, Generation, Step
 
 
@@ -14,6 +15,8 @@ class CheckpointRef:
     step: Step
     generation: Generation
     path: str
+    answer: Answer | None = None
+    """Of the vote that committed `step`; None where an earlier version wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,9 @@ class Answer:
     """Global gradient norm before clipping."""
     losses: tuple[float, ...]
     """Mean loss of each micro-batch id, in order of id."""
+    maxima: tuple[float, ...] = ()
+    """exact mode: the largest absolute value of any micro-batch's gradient, for each group of `exact_groups`; the next
+    step's scale is made of it."""
 
     @property
     def loss(self) -> float:
@@ -49,6 +52,7 @@ class RankReport:
     arrived: what a transfer that was cut short had brought, as far as `held` does not have it.
     stopped: it left because it was asked to, between two steps.
     lost_peer: the rank whose connection broke, when that is why it left; positive evidence against that rank.
+    stuck: threads of it that nothing gets out of a transfer; its process should be replaced when that costs nothing.
     """
 
     device: Device
@@ -60,6 +64,7 @@ class RankReport:
     cause: str = ""
     arrived: Arrived | None = None
     stopped: bool = False
+    stuck: int = 0
 
     @property
     def passed(self) -> Step:

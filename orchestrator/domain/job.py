@@ -301,6 +301,8 @@ class JobRecord:
     failures: tuple[Failure, ...] = ()
     """Those, oldest first, and earlier ones whose step has not been made since."""
     next_effect: int = 1
+    exact_on: str = ""
+    """What an exact job's bits belong to: the tp degree and the kinds of device of its latest plan."""
     outbox: Mapping[EffectId, Effect] = field(default_factory=dict)
     """Effects committed and not yet known to have been carried out."""
     started_at: float | None = None

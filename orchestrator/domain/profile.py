@@ -63,6 +63,16 @@ class Profile:
         return sum(line.numel for line in self.lines)
 
 
+def exact_groups(profile: Profile) -> tuple[tuple[int, ...], ...]:
+    """The parameters that share a scale in exact mode, by the layers that use them: an order no plan has a say in."""
+    return tuple(sorted({line.layers for line in profile.lines}))
+
+
+def splits_a_block(profile: Profile, tp: int) -> Line | None:
+    """The first line that tensor parallelism of this degree would cut inside a block, which exact mode refuses."""
+    return next((line for line in profile.lines if line.split and line.numel % (tp * BLOCK)), None)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Interval:
     """Elements start..stop-1 of a line."""

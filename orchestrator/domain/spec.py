@@ -8,6 +8,7 @@ from typing import Literal
 
 Dtype = Literal["fp32", "bf16"]
 Backend = Literal["links", "gloo", "nccl"]
+Exact = Literal[False, True, "best_effort"]
 type_json = Mapping[str, object]
 
 
@@ -43,6 +44,9 @@ class TrainSpec:
     epsilon: float = 1e-8
     clip_norm: float = 1.0
     activation_checkpointing: bool = False
+    exact: Exact = False
+    """Sum gradients as integers, so that weights and losses have the same bits under every plan of one tp and one kind of
+    device. True refuses plans that mix kinds; "best_effort" takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.domain.cluster import KINDS
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
-from orchestrator.domain.profile import Profile
+from orchestrator.domain.profile import BLOCK, Profile, splits_a_block
 
 STATE_BYTES = 16
 """Per parameter: compute copy and gradient (4 + 4 at most) stay whole, master and two moments are shared out."""
+EXACT_BYTES = 8
+"""More per parameter in exact mode: the sum of its gradients is kept as an integer."""
 TP_PENALTY = 0.08
 """Share of a stage's time that each further tp rank costs in collectives; measured later, assumed here."""
 
@@ -39,10 +41,40 @@ class Degrees:
 
 def choose(request: ChoosePlan) -> Plan | Infeasible:
     """The best plan on the request's devices. Pure: the same request gives the same plan, whatever the devices' order."""
-    wanted = request.spec.parallel
     refusal = _never(request)
     if refusal:
         return Infeasible(reason=refusal, forever=True)
+    if request.spec.train.exact is True and len(_kinds(request)) > 1:
+        return _choose_of_one_kind(request)
+    return _choose(request)
+
+
+def _choose_of_one_kind(request: ChoosePlan) -> Plan | Infeasible:
+    """Exact jobs never mix kinds: the kind that holds the job's state, then the one with most usable devices."""
+    kinds = _kinds(request)
+    whys = []
+    for kind in kinds:
+        found = _choose(replace(request, devices=tuple((d, k) for d, k in request.devices if k == kind)))
+        if isinstance(found, Plan):
+            others = ", ".join(other for other in kinds if other != kind)
+            return replace(found, reason=f"{found.reason}; {kind} alone ({others} unused), because train.exact is true")
+        whys.append(f"on {kind} alone it {found.reason}")
+    said = "; ".join(whys)
+    return Infeasible(reason=f"train.exact is true, which takes one kind of device: {said}; or set it to best_effort")
+
+
+def _kinds(request: ChoosePlan) -> list[str]:
+    held = set(request.keep)
+    number: dict[str, int] = defaultdict(int)
+    holding: dict[str, bool] = defaultdict(bool)
+    for device, kind in request.devices:
+        number[kind] += 1
+        holding[kind] |= device in held
+    return sorted(number, key=lambda kind: (not holding[kind], -number[kind], kind))
+
+
+def _choose(request: ChoosePlan) -> Plan | Infeasible:
+    wanted = request.spec.parallel
     islands = _islands(request)
     total = sum(len(island) for island in islands)
     least = max(wanted.min_devices, (wanted.tp or 1) * (wanted.pp or 1) * (wanted.dp or 1))
@@ -77,6 +109,11 @@ def _never(request: ChoosePlan) -> str:
     for divisor in profile.divisors:
         if wanted.tp and divisor.value % wanted.tp:
             return f"parallel.tp {wanted.tp} does not divide {divisor.field} {divisor.value}; choose a divisor of both"
+    if train.exact and wanted.tp and (line := splits_a_block(profile, wanted.tp)):
+        return (
+            f"train.exact needs parts of whole blocks of {BLOCK} elements, parallel.tp {wanted.tp} cuts {line.name} "
+            f"({line.numel} elements) inside one; lower tp or set train.exact to false"
+        )
     if wanted.pp and wanted.pp > profile.num_layers:
         return f"parallel.pp {wanted.pp} exceeds the program's {profile.num_layers} layers; lower pp"
     if wanted.pp and wanted.pp > train.micro_batches // (wanted.dp or 1):
@@ -108,6 +145,8 @@ def _degrees(request: ChoosePlan, total: int) -> Iterator[Degrees]:
     for tp in [wanted.tp] if wanted.tp else range(1, total + 1):
         if any(divisor.value % tp for divisor in profile.divisors):
             continue
+        if request.spec.train.exact and splits_a_block(profile, tp):
+            continue
         for pp in [wanted.pp] if wanted.pp else range(1, min(total // tp, profile.num_layers) + 1):
             for dp in [wanted.dp] if wanted.dp else range(1, total // (tp * pp) + 1):
                 found = Degrees(tp, pp, dp)
@@ -134,7 +173,7 @@ def _too_big(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, .
     profile, train = request.profile, request.spec.train
     shares = degrees.tp * degrees.pp
     mirrored = 1 + request.spec.recovery.mirrors
-    per_param = 8 + (STATE_BYTES - 4) * mirrored / degrees.dp
+    per_param = 8 + (EXACT_BYTES if train.exact else 0) + (STATE_BYTES - 4) * mirrored / degrees.dp
     in_flight = min(degrees.pp, train.micro_batches // degrees.dp)
     layers = -(-profile.num_layers // degrees.pp)
     need = profile.num_params / shares * per_param + profile.activation_bytes * layers * in_flight / degrees.tp

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.domain.checkpoint import CheckpointRef
-from orchestrator.domain.generation import Settlement
+from orchestrator.domain.generation import Answer, Settlement
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.layout import layout, transfers
 from orchestrator.domain.plan import Plan
@@ -21,6 +21,8 @@ class RestorePlan:
     """Training goes on at step + 1."""
     moved_elements: int
     reason: str
+    answer: Answer | None = None
+    """Of the vote on `step`, where it is known."""
 
 
 def choose_restore(
@@ -49,6 +51,7 @@ def choose_restore(
             step=settlement.step,
             moved_elements=sum(len(move.interval) for move in moves),
             reason=f"{len({*sources, *arrived})} living ranks that hold every interval of step {settlement.step}",
+            answer=settlement.answer,
         )
     lost = sum(len(interval) for interval in found.missing)
     return cold_restore(checkpoint, lost=lost, at=settlement.step)
@@ -63,5 +66,6 @@ def cold_restore(checkpoint: CheckpointRef | None, *, lost: int = 0, at: Step = 
             step=checkpoint.step,
             moved_elements=0,
             reason=f"{why}from the checkpoint of step {checkpoint.step}",
+            answer=checkpoint.answer,
         )
     return RestorePlan(restore=FromSeed(), step=Step(0), moved_elements=0, reason=f"{why}from the seed")

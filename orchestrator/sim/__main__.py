@@ -1,5 +1,7 @@
 """`python -m orchestrator.sim --seed N [--trace]` replays one seed; `--seeds K [--first N]` runs K of them.
 
+With --failover each seed is one failure, and the supervisor dies at every point of the recovery in turn (or at --dies-at).
+
 Exit status: 0 every seed passed, 3 a crash, 4 a broken promise (safety), 5 no end in time (liveness).
 """
 
@@ -8,8 +10,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 
-from .run import Outcome, Verdict, run
+from .run import Outcome, Verdict, failovers, run, run_failover
 
 EXIT = {Verdict.PASSED: 0, Verdict.CRASH: 3, Verdict.SAFETY: 4, Verdict.LIVENESS: 5}
 TAIL = 40
@@ -22,19 +26,39 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--steps", type=int, help="training steps of every job, in place of what the seed says")
     parser.add_argument("--trace", action="store_true", help="print what happens as it happens")
+    parser.add_argument("--failover", action="store_true", help="one failure, the supervisor dies at every point")
+    parser.add_argument("--dies-at", type=int, help="with --failover: at this point only")
     asked = parser.parse_args()
     seeds = [asked.seed] if asked.seed is not None else range(asked.first, asked.first + asked.seeds)
     worst = 0
     for seed in seeds:
-        began = time.process_time()
+        for outcome in _outcomes(seed, asked):
+            if outcome.verdict is not Verdict.PASSED:
+                if not asked.trace:
+                    print("\n".join(outcome.trace[-TAIL:]))
+                again = replay(outcome.seed, asked.steps) if not asked.failover else replay_failover(outcome)
+                print(f"{outcome.verdict}: {outcome.message}\nreplay: {again}", flush=True)
+            worst = worst or EXIT[outcome.verdict]
+    return worst
+
+
+def _outcomes(seed: int, asked: argparse.Namespace) -> Iterator[Outcome]:
+    began = time.process_time()
+    if not asked.failover:
         outcome = run(seed, steps=asked.steps, trace=asked.trace)
         print(_line(outcome, time.process_time() - began), flush=True)
-        if outcome.verdict is not Verdict.PASSED:
-            if not asked.trace:
-                print("\n".join(outcome.trace[-TAIL:]))
-            print(f"{outcome.verdict}: {outcome.message}\nreplay: {replay(outcome.seed, asked.steps)}", flush=True)
-        worst = worst or EXIT[outcome.verdict]
-    return worst
+        yield outcome
+    elif asked.dies_at is not None:
+        yield replace(run_failover(seed, asked.dies_at, trace=asked.trace), dies_at=asked.dies_at)
+    else:
+        number = 0
+        for number, outcome in enumerate(failovers(seed)):  # noqa: B007
+            yield outcome
+        print(f"seed {seed}: {number} points of failover, {time.process_time() - began:.2f} s of CPU", flush=True)
+
+
+def replay_failover(outcome: Outcome) -> str:
+    return f"python -m orchestrator.sim --failover --seed {outcome.seed} --dies-at {outcome.dies_at} --trace"
 
 
 def replay(seed: int, steps: int | None) -> str:

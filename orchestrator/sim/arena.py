@@ -19,7 +19,7 @@ from orchestrator.domain.spec import JobSpec
 
 from .memory import Memory, Violation, check_filled
 from .rank import SimRank
-from .scenario import loss, profile
+from .scenario import loss, maxima, profile
 
 if TYPE_CHECKING:
     from .world import World
@@ -121,6 +121,8 @@ class Arena:
             raise Violation(f"generation {self.generation} restores from {restore.checkpoint}, which was never committed")
         if isinstance(restore, FromMemory):
             self._check_moves(restore)
+        if not isinstance(restore, FromSeed) and self.step:
+            self._check_answer(restore)
         self._each(BLINK_S, self._receive_some, self._receive_rest)
 
     def _receive_some(self, rank: SimRank) -> None:
@@ -150,6 +152,12 @@ class Arena:
     def _moves_to(self, rank: SimRank) -> list[Move]:
         restore = self.form.restore
         return [m for m in restore.moves if m.target == rank.device] if isinstance(restore, FromMemory) else []
+
+    def _check_answer(self, restore: FromMemory | FromCheckpoint) -> None:
+        """An exact job goes on with the scale that an undisturbed run would have."""
+        answer = restore.answer if isinstance(restore, FromMemory) else restore.checkpoint.answer
+        if self.spec.train.exact and (answer is None or answer.maxima != maxima(self.spec, self.step)):
+            raise Violation(f"generation {self.generation} starts from step {self.step} and is told {answer}")
 
     def _check_moves(self, restore: FromMemory) -> None:
         for device in self.form.plan.devices:
@@ -182,7 +190,11 @@ class Arena:
         self.members = self.form.plan.devices  # donors have done their part
         self.here = {device: self.here[device] for device in self.members}
         step = Step(max(rank.memory.step for rank in self.here.values() if rank.memory) + 1)
-        if step <= self.spec.train.steps:
+        if step == self.world.scenario.broken.get(self.job):
+            rank = self.here[self.world.rng.choice(self.members)]
+            rank.soon(*COMPUTE_S, lambda: rank.host.kill(rank, f"BrokenError: at {self.world.clock.now:.3f}"))
+            self._each(COMPUTE_S, lambda _: None, lambda: None)  # nobody gets to the vote
+        elif step <= self.spec.train.steps:
             self._each(COMPUTE_S, lambda _: None, lambda: self._each(BLINK_S, vote, lambda: self._pass(step)))
 
         def vote(rank: SimRank) -> None:
@@ -227,7 +239,7 @@ class Arena:
         for pipeline in self.form.plan.pipelines:
             for number in pipeline.micro_batches:
                 losses[number] += loss(self.spec, step, number)
-        return Answer(step=step, norm=sum(losses), losses=tuple(losses))
+        return Answer(step=step, norm=sum(losses), losses=tuple(losses), maxima=maxima(self.spec, step))
 
     def _finish(self, rank: SimRank) -> None:
         rank.finished = True

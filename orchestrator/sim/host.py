@@ -239,9 +239,10 @@ class SimHost:
 
     # --- ranks ------------------------------------------------------------------------------------------------------------
 
-    def kill(self, rank: SimRank) -> None:
-        """SIGKILL, whoever sent it; the host sees it a moment later."""
+    def kill(self, rank: SimRank, raised: str = "") -> None:
+        """SIGKILL, whoever sent it, or an error of its own; the host sees it a moment later."""
         if rank.alive:
+            rank.raised = raised
             rank.die()
             self._soon(0.005, 0.03, lambda: self._bury(rank))
 
@@ -252,7 +253,17 @@ class SimHost:
         owes = rank.session_of > rank.reported
         generation = rank.session_of if owes else max(rank.session_of, rank.reported, rank.born)
         report = rank.last_report(generation)
-        self._say(RankExited(device=rank.device, pid=rank.pid, exit_code=-9, report=report))
+        code = 1 if rank.raised else -9
+        self._say(
+            RankExited(
+                device=rank.device,
+                pid=rank.pid,
+                exit_code=code,
+                report=report,
+                message=rank.raised,
+                user_error=bool(rank.raised),
+            )
+        )
         for request in self._preparing:
             if rank.device in request.devices:
                 self._fork(rank.device, request.generation)

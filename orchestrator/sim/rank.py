@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 STUCK = 0.03
 """How often a rank does not leave when told, so that its host has to kill it."""
 
+WEARS = 0.2
+"""How often leaving costs a thread, as it can on a transport that cannot be left."""
+
 
 class SimRank:
     def __init__(self, host: SimHost, device: Device, pid: int, born: Generation) -> None:
@@ -46,6 +49,8 @@ class SimRank:
         self.answer: Answer | None = None
         self.answered_in = Generation(0)
         self.finished = False
+        self.stuck = 0
+        self.raised = ""
         self._when_thawed: list[Callable[[], None]] = []
         self.armed: dict[str, Callable[[], None]] = {}
         """What happens on purpose at a fault point, once."""
@@ -100,6 +105,7 @@ class SimRank:
         if self.host.world.rng.random() < STUCK and not self.host.world.scenario.gentle:
             return
         if self.arena is not None and self.arena.generation <= generation:
+            self.stuck += self.host.world.rng.random() < WEARS
             self.leave(None, "closed")
         if self.reported < generation:
             self.soon(0.001, 0.01, lambda: self._report(generation, None, "closed while it waited"))
@@ -150,6 +156,7 @@ class SimRank:
             cause=cause,
             arrived=Arrived(step=self.arrived_at, intervals=joined(self.arrived)) if self.arrived else None,
             stopped=stopped,
+            stuck=self.stuck,
         )
         self.host.rank_says(self, RankReported(report=report))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from orchestrator.domain.job import Cancelled, Succeeded
+from orchestrator.domain.job import Cancelled, Failed, JobRecord, Succeeded
 
 from .memory import Violation
-from .scenario import scenario
+from .scenario import one_failure, scenario
 from .trouble import Troublemaker
 from .world import World
 
@@ -34,20 +35,40 @@ class Outcome:
     votes: int = 0
     generations: int = 0
     rolled_back: int = 0
+    points: int = 0
+    """Commits and effects of its recoveries."""
+    dies_at: int = 0
     trace: tuple[str, ...] = field(default=(), repr=False)
 
 
 def run(seed: int, *, steps: int | None = None, trace: bool = False) -> Outcome:
-    world = World(scenario(seed, steps), trace=trace)
+    return _run(World(scenario(seed, steps), trace=trace))
+
+
+def run_failover(seed: int, dies_at: int = 0, *, trace: bool = False) -> Outcome:
+    """One failure, and a supervisor that dies at that point of the recovery; at none where dies_at is 0."""
+    return _run(World(one_failure(seed), trace=trace, dies_at=dies_at))
+
+
+def failovers(seed: int) -> Iterator[Outcome]:
+    """The supervisor dies after every commit and every effect of a recovery, in turn: each must end as if it had not."""
+    first = run_failover(seed)
+    yield first
+    for dies_at in range(1, first.points + 1):
+        yield replace(run_failover(seed, dies_at), dies_at=dies_at)
+
+
+def _run(world: World) -> Outcome:
     verdict, message = _judge(world)
     return Outcome(
-        seed=seed,
+        seed=world.scenario.seed,
         verdict=verdict,
         message=message,
         virtual_s=world.clock.now,
         votes=world.checker.votes,
         generations=sum(record.generation for record in world.records().values()),
         rolled_back=sum(world.checker.rolled_back.values()),
+        points=world.points,
         trace=tuple(world.lines),
     )
 
@@ -67,12 +88,20 @@ def _judge(world: World) -> tuple[Verdict, str]:
         return Verdict.SAFETY, str(violation)
     except Exception:
         return Verdict.CRASH, traceback.format_exc()
-    failed = [f"{job}: {r.state}" for job, r in world.records().items() if not isinstance(r.state, Succeeded | Cancelled)]
+    failed = [f"{job}: {record.state}" for job, record in world.records().items() if not _ended_well(world, record)]
     if failed:
         return Verdict.LIVENESS, "; ".join(failed)
     if world.checker.rolled_back and not troublemaker.may_roll_back:
         return Verdict.SAFETY, f"single failures rolled steps back: {dict(world.checker.rolled_back)}"
     return Verdict.PASSED, ""
+
+
+def _ended_well(world: World, record: JobRecord) -> bool:
+    """As it must: a job whose program raises at a step ends before it, with a verdict; every other one succeeds."""
+    step, state = world.scenario.broken.get(record.id), record.state
+    if step is None or isinstance(state, Cancelled):
+        return isinstance(state, Succeeded | Cancelled)
+    return isinstance(state, Failed) and state.verdict == "repeated_error" and record.committed == step - 1
 
 
 def _stuck(world: World) -> str:

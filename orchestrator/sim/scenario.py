@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 
@@ -18,6 +19,8 @@ class Trouble(StrEnum):
     """The first rank to see a vote pass, in that instant."""
     KILL_DONOR = "kill_donor"
     """One that gives state away, in the middle of the job's next transfer."""
+    RAISE = "raise"
+    """The program of a rank raises, once."""
     KILL_NODE = "kill_node"
     KILL_HOST = "kill_host"
     FAIL_HOST = "fail_host"
@@ -51,6 +54,26 @@ class Scenario:
     between_s: float
     trouble_until_s: float
     gentle: bool
+    failures: int | None = None
+    """No more than so many troubles."""
+    broken: Mapping[str, int] = field(default_factory=dict)
+    """Jobs whose program raises in this step, every time: they must end there, with the verdict that says so."""
+
+
+def one_failure(seed: int) -> Scenario:
+    """A short job that meets one failure, for a supervisor to die at any point of the recovery."""
+    rng = Random(f"one failure {seed}")
+    nodes = tuple(rng.choice((2, 2, 4)) for _ in range(rng.randint(3, 4)))
+    return Scenario(
+        seed=seed,
+        nodes=nodes,
+        jobs=(_job(rng, 0, sum(nodes), 12),),
+        troubles=(rng.choice((Trouble.KILL_RANK, Trouble.KILL_VOTER, Trouble.KILL_NODE, Trouble.KILL_HOST)),),
+        between_s=0.3,
+        trouble_until_s=60.0,
+        gentle=True,
+        failures=1,
+    )
 
 
 def scenario(seed: int, steps: int | None = None) -> Scenario:
@@ -72,6 +95,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         between_s=rng.choice((0.3, 1.0, 3.0)),
         trouble_until_s=rng.uniform(10.0, 30.0),
         gentle=gentle,
+        broken={"job0": Random(f"broken {seed}").randint(3, 25)} if seed % 10 == 7 else {},
     )
 
 
@@ -84,7 +108,12 @@ def _job(rng: Random, number: int, devices: int, steps: int | None) -> JobSpec:
         program="causal_lm",
         data=DataSpec(files=("*.txt",)),
         train=TrainSpec(
-            steps=steps or rng.randint(30, 120), micro_batches=micro_batches, micro_batch_size=1, sequence=8, seed=number
+            steps=steps or rng.randint(30, 120),
+            micro_batches=micro_batches,
+            micro_batch_size=1,
+            sequence=8,
+            seed=number,
+            exact=bool(number % 2 or micro_batches == 6),
         ),
         parallel=ParallelSpec(tp=tp if fits else None, pp=pp if fits else None),
         checkpoint=CheckpointSpec(every=rng.choice((0, 5, 10, 25))),
@@ -109,7 +138,12 @@ def loss(spec: JobSpec, step: Step, micro_batch: int) -> float:
 
 def reference(spec: JobSpec, step: Step) -> Answer:
     losses = tuple(loss(spec, step, number) for number in range(spec.train.micro_batches))
-    return Answer(step=step, norm=sum(losses), losses=losses)
+    return Answer(step=step, norm=sum(losses), losses=losses, maxima=maxima(spec, step))
+
+
+def maxima(spec: JobSpec, step: Step) -> tuple[float, ...]:
+    """Of exact jobs: what the scale of the next step is made of."""
+    return (float(step), 1.0 / step) if spec.train.exact else ()
 
 
 def node_name(number: int) -> NodeId:

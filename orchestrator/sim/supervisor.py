@@ -148,6 +148,8 @@ class SimSupervisor:
             self.world.note(f"supervisor of term {self.term} dies before it acts")
             self.crash()
             return
+        if self.world.dies_here(self._state):
+            return
         self._soon(COMMIT_S, lambda: self._committed(unsaved, stepped))
 
     def _committed(self, unsaved: Unsaved, stepped: Stepped) -> None:
@@ -161,6 +163,8 @@ class SimSupervisor:
         self._follow_hosts()
         for identity, effect in stepped.effects.items():
             self._carry_out(identity, effect)
+            if self.world.dies_here(self._state):
+                return
         for loose in stepped.loose:
             self._provide(loose)
         for job in stepped.changed:

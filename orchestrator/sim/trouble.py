@@ -36,6 +36,7 @@ class Troublemaker:
         self._rng = world.rng
         self._nodes = tuple(world.size)
         self.is_quiet = False
+        self._brought = 0
         self.may_roll_back = not world.scenario.gentle
         self._again()
 
@@ -50,7 +51,8 @@ class Troublemaker:
             self._heal()
         elif world.scenario.gentle:
             self._act_gently()
-            self._again()
+            if self._brought != world.scenario.failures:
+                self._again()
         else:
             self._bring(self._rng.choice(world.scenario.troubles))
             self._again()
@@ -61,6 +63,9 @@ class Troublemaker:
         match trouble:
             case Trouble.KILL_RANK:
                 self._to_a_rank(trouble, lambda rank: rank.host.kill(rank))
+            case Trouble.RAISE:
+                if not any(record.failures for record in world.records().values()):  # three in a row would end the job
+                    self._to_a_rank(trouble, lambda rank: rank.host.kill(rank, "OddError: odd"))
             case Trouble.KILL_VOTER:
                 running = [(job, record.generation) for job, record in sorted(world.records().items())]
                 for arena in [world.arenas[key] for key in running if key in world.arenas]:
@@ -125,6 +130,8 @@ class Troublemaker:
         if world.scenario.troubles == (Trouble.INJECT,):
             self._inject()
             return
+        if not world.records():
+            return
         for job, record in sorted(world.records().items()):
             state = record.state
             arena = world.arenas.get((job, record.generation))
@@ -141,6 +148,7 @@ class Troublemaker:
                 or state.plan.world_size == 1
             ):
                 self.may_roll_back = True
+        self._brought += 1
         self._bring(self._rng.choice(world.scenario.troubles))
 
     def _heal(self) -> None:

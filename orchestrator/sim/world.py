@@ -10,22 +10,28 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import CommitCheckpoint
 from orchestrator.domain.events import CancelRequested, JobSubmitted
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
-from orchestrator.domain.job import TERMINAL, JobRecord
+from orchestrator.domain.job import TERMINAL, JobRecord, Reforming
 from orchestrator.domain.protocol import FormGeneration
+from orchestrator.supervisor.kernel import State
 
 from .arena import Arena
 from .checkers import Checker
 from .clock import Clock
 from .host import SimHost
 from .memory import Violation
-from .scenario import Scenario, node_name
+from .scenario import Scenario, node_name, reference
 from .store import SimStore
 from .supervisor import SimSupervisor
 
 
 class World:
-    def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
+    """dies_at: the point of a recovery, counted over commits and effects, at which the supervisor dies; 0 for none."""
+
+    def __init__(self, scenario: Scenario, *, trace: bool = False, dies_at: int = 0) -> None:
         self.scenario = scenario
+        self.points = 0
+        """Commits and effects so far while a generation was being replaced."""
+        self._dies_at = dies_at
         self.rng = Random(f"world {scenario.seed}")
         self.clock = Clock()
         self.lines: list[str] = []
@@ -52,6 +58,18 @@ class World:
                 lambda job=job, spec=spec: self.store.commands.append(JobSubmitted(job=job, spec=spec, at=self.clock.now)),  # type: ignore[misc]
             )
         self.supervisor = SimSupervisor(self)
+
+    def dies_here(self, state: State) -> bool:
+        """The supervisor has committed, or carried an effect out: whether that was its last deed."""
+        if not any(isinstance(record.state, Reforming) for record in state.jobs.values()):
+            return False
+        self.points += 1
+        if self.points != self._dies_at:
+            return False
+        self.note(f"* the supervisor dies at point {self.points} of the recovery")
+        self.supervisor.crash()
+        self.restart_supervisor(0.5)
+        return True
 
     # --- for those who live in it -----------------------------------------------------------------------------------------
 
@@ -104,7 +122,8 @@ class World:
         if plan and {shard.device for shard in effect.shards} != set(plan.devices):
             raise Violation(f"the checkpoint of step {effect.step} of {effect.job} lacks shards of {plan.describe()}")
         path = f"/shared/{effect.job}/{effect.step}-{effect.generation}"
-        checkpoint = CheckpointRef(step=effect.step, generation=effect.generation, path=path)
+        answer = reference(effect.spec, effect.step)
+        checkpoint = CheckpointRef(step=effect.step, generation=effect.generation, path=path, answer=answer)
         self.checkpoints[effect.job].add(checkpoint)
         return checkpoint
 

@@ -23,6 +23,7 @@ class Draft:
 
     now: wall clock, for people. free_for: devices of living nodes that no other job holds, this job's own included; asked
     each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each living node.
+    kinds: of the devices of each node that is known.
     root: the folder every node sees.
     """
 
@@ -32,6 +33,7 @@ class Draft:
         now: float,
         free_for: Callable[[JobId], frozenset[Device]],
         num_devices: Callable[[], Mapping[NodeId, int]],
+        kinds: Callable[[], Mapping[NodeId, str]],
         root: str,
     ) -> None:
         self.before = record
@@ -39,6 +41,7 @@ class Draft:
         self.now = now
         self._free_for = free_for
         self._num_devices = num_devices
+        self._kinds = kinds
         self.root = root
         self.history: list[HistoryEntry] = []
         self.steps: list[StepRecord] = []
@@ -55,6 +58,10 @@ class Draft:
     @property
     def num_devices(self) -> Mapping[NodeId, int]:
         return self._num_devices()
+
+    @property
+    def kinds(self) -> Mapping[NodeId, str]:
+        return self._kinds()
 
     @property
     def is_over(self) -> bool:

@@ -29,6 +29,7 @@ def begin_forming(draft: Draft, plan: Plan) -> None:
         assert isinstance(state, Reforming)
         draft.become(replace(state, forming=forming, waiting=None))
         draft.update_incident(next_generation=generation, decision=plan.reason or plan.describe())
+    _note_exactness(draft, plan)
     for node in plan.nodes:
         open_host(draft, node)
         if node in draft.record.warm:
@@ -203,6 +204,22 @@ def _choose(draft: Draft, target: Plan, settlement: Settlement) -> RestorePlan:
     )
 
 
+def _note_exactness(draft: Draft, plan: Plan) -> None:
+    """An exact job has the same bits under every plan of one tp on one kind of device; another is said."""
+    kinds = {draft.kinds.get(node) for node in plan.nodes}
+    if not draft.record.spec.train.exact or None in kinds:
+        return
+    before, now = draft.record.exact_on, f"tp{plan.tp} on {' and '.join(sorted(map(str, kinds)))}"
+    draft.set(exact_on=now)
+    if before not in ("", now):
+        draft.say(
+            "exactness_changed",
+            f"from the next step on weights have the bits of {now}, no longer those of {before}",
+            before=before,
+            now=now,
+        )
+
+
 def _note(draft: Draft, restore: RestorePlan) -> None:
     """Take the step training goes on from into the record, with what it cost."""
     rolled_back = max(0, draft.record.committed - restore.step)
@@ -219,6 +236,7 @@ def _note(draft: Draft, restore: RestorePlan) -> None:
         )
     if restore.step != draft.record.committed:
         # Ahead, where a checkpoint was committed only after the steps up to it had been rolled back.
-        draft.set(committed=Step(restore.step), last_answer=None)
+        # With its answer: should this generation end before it commits anything, it is what the next one is told.
+        draft.set(committed=Step(restore.step), last_answer=restore.answer)
     if rolled_back:
         draft.say("rolled_back", f"{rolled_back} committed steps are run again: {restore.reason}", steps=rolled_back)

@@ -186,8 +186,11 @@ class _Cycle:
 
     def _draft(self, job: JobId) -> Draft:
         if job not in self.drafts:
-            self.drafts[job] = Draft(self.jobs[job], self.now, self._free_for, self._num_devices, self.root)
+            self.drafts[job] = Draft(self.jobs[job], self.now, self._free_for, self._num_devices, self._kinds, self.root)
         return self.drafts[job]
+
+    def _kinds(self) -> dict[NodeId, str]:
+        return {node.id: node.kind for node in self.nodes or ()}
 
     def _num_devices(self) -> dict[NodeId, int]:
         return {node.id: node.num_devices for node in self.nodes or () if node.status is NodeStatus.UP}

@@ -10,13 +10,16 @@ from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Cause, Closing, Fault, Incident, Reforming, Running, Starting
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import CloseGeneration, CloseHost, EndJoin, RankExited
+from orchestrator.domain.protocol import CloseGeneration, CloseHost, EndJoin, KillRank, RankExited
 from orchestrator.recovery.settle import settle
 
 from .charging import charge, recharge
 from .draft import Draft
 from .forming import at_work, begin_forming, current_forming, loses_steps, prepare_again, try_form
 from .training import record_step
+
+MAX_STUCK = 2
+"""Threads of a process that may be stuck in transfers before it is replaced at the first opportunity."""
 
 
 def begin_reform(
@@ -256,6 +259,7 @@ def try_settle(draft: Draft) -> None:
     incident = draft.incident
     if incident and incident.closed_at:
         draft.update_incident(phases={"settle": max(0.0, draft.now - incident.closed_at)}, closed_at=draft.now)
+    _retire_worn(draft)
     held = {generation for _, generation in settlement.holders}
     forming = draft.state.forming.generation if isinstance(draft.state, Reforming) and draft.state.forming else None
     draft.set(plans={g: p for g, p in record.plans.items() if g in held or g == forming})
@@ -265,6 +269,31 @@ def try_settle(draft: Draft) -> None:
         step=settlement.step,
     )
     try_form(draft)
+
+
+def _retire_worn(draft: Draft) -> None:
+    """One process with stuck threads is replaced, where others hold what it holds and its seat is not formed yet.
+
+    In a resize, which nobody's death has brought about, or when it has become too many: until the successor has mirrored
+    them again, there is one copy of its intervals.
+    """
+    state = draft.state
+    assert isinstance(state, Reforming) and state.closing.settlement is not None
+    forming, settlement = state.forming, state.closing.settlement
+    if forming is None:
+        return
+    bearable = 0 if state.fault.cause in (Cause.GROW, Cause.SHRINK) else MAX_STUCK
+    worn = [device for device, report in sorted(state.closing.reports.items()) if report.stuck > bearable]
+    for device in worn:
+        if device not in draft.record.pids or device not in forming.addresses:
+            continue
+        rest = replace(settlement, holders=tuple(holder for holder in settlement.holders if holder[0] != device))
+        if not loses_steps(draft, rest):
+            left = {d: a for d, a in forming.addresses.items() if d != device}
+            draft.become(replace(state, forming=replace(forming, addresses=left)))
+            draft.call(device.node, KillRank(device=device))
+            draft.say("rank_worn", f"threads of the rank on {device} are stuck for good: it is replaced")
+            return
 
 
 def _record_unreported(draft: Draft, generation: Generation, answer: Answer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 from orchestrator.domain.checkpoint import CheckpointRef
@@ -54,7 +55,7 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
             job=record.id,
             generation=generation,
             at=at,
-            answer=answer,
+            answer=replace(answer, maxima=()),  # for the next step's scale; no part of the curve
             tokens=train.micro_batches * train.micro_batch_size * train.sequence,
             seconds=seconds,
         )

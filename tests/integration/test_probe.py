@@ -63,6 +63,10 @@ def test_what_cannot_work_is_refused_naming_the_field(spec: JobSpec, tmp_path: P
     assert "parallel.tp is 3 and does not divide model.heads 2" in answer["message"]
     assert "pp 9 x dp 2 needs 18 micro-batches" in answer["message"]
 
+    exact = replace(spec, train=replace(spec.train, exact=True), parallel=ParallelSpec(tp=2))
+    answer = probe(replace(exact, model={**spec.model, "width": 36, "ffn": 66}), tmp_path)["refused"]
+    assert "train.exact is True, but parallel.tp 2 cuts layers.1.q inside a block: 1296 elements" in answer["message"]
+
     missing = replace(spec, data=DataSpec(files=("/nowhere/*.txt",)))
     assert "matches no file" in probe(missing, tmp_path)["refused"]["message"]
 

@@ -1,11 +1,14 @@
-"""Ten seeds of the simulated world, the real kernel in the middle. A failure prints the command that replays it."""
+"""Ten seeds of the simulated world, the real kernel in the middle. A failure prints the command that replays it.
+
+And failover, systematically: one failure each, and a supervisor that dies after every commit and effect of the recovery.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from orchestrator.sim.__main__ import TAIL, replay
-from orchestrator.sim.run import Verdict, run
+from orchestrator.sim.__main__ import TAIL, replay, replay_failover
+from orchestrator.sim.run import Verdict, failovers, run
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -13,3 +16,13 @@ def test_seed(seed: int) -> None:
     outcome = run(seed)
     told = "\n".join(outcome.trace[-TAIL:])
     assert outcome.verdict is Verdict.PASSED, f"{told}\n{outcome.verdict}: {outcome.message}\nreplay: {replay(seed, None)}"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_supervisor_may_die_at_every_point_of_a_recovery(seed: int) -> None:
+    points = 0
+    for points, outcome in enumerate(failovers(seed)):  # noqa: B007
+        told = "\n".join(outcome.trace[-TAIL:])
+        assert outcome.verdict is Verdict.PASSED, f"{told}\n{outcome.message}\nreplay: {replay_failover(outcome)}"
+        assert outcome.rolled_back == 0
+    assert points >= 8

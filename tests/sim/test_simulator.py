@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
+from orchestrator.domain.effects import Effect
+from orchestrator.domain.job import Reforming
 from orchestrator.domain.profile import Interval
+from orchestrator.recovery import breaker
 from orchestrator.recovery.restore import cold_restore
 from orchestrator.sim.__main__ import main, replay
 from orchestrator.sim.clock import Clock
 from orchestrator.sim.memory import Violation, check_filled, uncovered
-from orchestrator.sim.run import Verdict, run
+from orchestrator.sim.run import Verdict, failovers, run
 from orchestrator.supervisor import forming, hearing, kernel
+from orchestrator.supervisor.draft import Draft
 from orchestrator.supervisor.training import record_step
 
 SEARCHED = range(30)
@@ -115,3 +119,23 @@ def test_moves_that_leave_a_gap_or_fill_twice_are_violations() -> None:
         check_filled("b", whole, [], [Interval("w", 0, 10)])
     with pytest.raises(Violation, match="30 elements where 20"):
         check_filled("b", whole, [Interval("w", 10, 20)], [Interval("w", 0, 20)])
+
+
+def test_effects_that_a_successor_does_not_take_up_are_found_by_failover(monkeypatch: pytest.MonkeyPatch) -> None:
+    emit = Draft.emit
+
+    def forgets(draft: Draft, effect: Effect) -> None:
+        before = draft.record.outbox
+        emit(draft, effect)
+        if isinstance(draft.state, Reforming):
+            draft.set(outbox=before)
+
+    monkeypatch.setattr(Draft, "emit", forgets)
+    assert any(outcome.verdict is not Verdict.PASSED for seed in range(3) for outcome in failovers(seed))
+
+
+def test_a_job_whose_program_raises_at_a_step_must_end_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(7).verdict is Verdict.PASSED
+    monkeypatch.setattr(breaker, "_is_like", lambda one, other: one is other)
+    outcome = run(7)
+    assert outcome.verdict is Verdict.LIVENESS and "no_progress" in outcome.message

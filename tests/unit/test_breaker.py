@@ -220,6 +220,7 @@ def _exited(**changes: object) -> RankExited:
         (lambda: _exited(exit_code=-11), "was killed by SIGSEGV", False),
         (lambda: _exited(exit_code=-6), "was killed by SIGABRT", False),
         (lambda: _exited(exit_code=1, user_error=True, message="E: at 3"), "E: at #", False),
+        (lambda: _exited(exit_code=1, user_error=True, message="InjectedError: raised on purpose"), "", True),
         (lambda: _exited(exit_code=0, user_error=True, message="exited by itself"), "exited by itself", False),
         (lambda: _exited(exit_code=70, log_tail=("OSError: 12", "")), "exit code # OSError: #", False),
     ],

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from orchestrator.adapters import manifest
 from orchestrator.adapters.manifest import CheckpointCorrupt, CheckpointIncomplete
 from orchestrator.domain.checkpoint import CheckpointRef, ShardRef
+from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
 from orchestrator.domain.layout import buckets, layout
 from orchestrator.domain.plan import Pipeline, Plan, Stage
@@ -58,8 +60,10 @@ def value_of(line: Line, row: int) -> torch.Tensor:
     return torch.randn(line.numel, generator=generator)
 
 
-def saved(root: Path, plan: Plan, step: int = 5, generation: int = 1) -> tuple[Path, list[ShardRef]]:
-    """Every device's shard of a state that is a function of the line alone."""
+def saved(
+    root: Path, plan: Plan, step: int = 5, generation: int = 1, answers: tuple[Answer, ...] = ()
+) -> tuple[Path, list[ShardRef]]:
+    """Every device's shard of a state that is a function of the line alone. answers: what each was told, where any was."""
     values = {line.name: torch.stack([value_of(line, row) for row in range(3)]) for line in PROFILE.lines}
     shards = []
     for seat in plan.seats:
@@ -67,13 +71,25 @@ def saved(root: Path, plan: Plan, step: int = 5, generation: int = 1) -> tuple[P
         held.step = Step(step)
         for interval in held.intervals:
             held.fill(interval, values[interval.line][:, interval.start : interval.stop])
-        shards.append(write_shard(root, PROFILE, seat.device, Snapshot.of(held, Generation(generation))))
+        snapshot = Snapshot.of(held, Generation(generation), answers[seat.rank] if answers else None)
+        shards.append(write_shard(root, PROFILE, seat.device, snapshot))
     return root / manifest.directory_name(Step(step), Generation(generation)), shards
 
 
 def committed(root: Path, step: int = 5, generation: int = 1) -> CheckpointRef:
     path, shards = saved(root, a_plan(2, [[0, 2, 3], [0, 1, 3]]), step, generation)
     return manifest.commit(path, Step(step), Generation(generation), "hash", 7, shards)
+
+
+def test_the_answer_of_the_step_is_kept_and_every_device_was_told_the_same(tmp_path: Path) -> None:
+    answer = Answer(step=Step(5), norm=0.1, losses=(1.5, 1e-300), maxima=(0.3, 2.0**-40))
+    plan = a_plan(1, [[0, 2, 3]])
+    path, shards = saved(tmp_path, plan, answers=(answer, answer))
+    ref = manifest.commit(path, Step(5), Generation(1), "hash", 7, shards)
+    assert ref.answer == answer and manifest.latest(tmp_path) == ref
+    path, shards = saved(tmp_path, plan, generation=2, answers=(answer, replace(answer, norm=0.2)))
+    with pytest.raises(CheckpointIncomplete, match="2 different answers"):
+        manifest.commit(path, Step(5), Generation(2), "hash", 7, shards)
 
 
 def test_what_one_plan_wrote_any_other_reads(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from orchestrator.domain.events import DeadlinePassed, HostClosed, PlanChosen
 from orchestrator.domain.generation import RankReport
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Cause, Reforming, Running, Stopping
+from orchestrator.domain.layout import partners
 from orchestrator.domain.protocol import (
     CloseGeneration,
     CloseHost,
@@ -22,6 +23,7 @@ from orchestrator.domain.protocol import (
     FromSeed,
     HostFailed,
     HostOpened,
+    KillRank,
     OpenHost,
     PrepareSeats,
     RankExited,
@@ -271,6 +273,32 @@ def test_when_nobody_can_be_reached_only_max_isolation_ends_the_wait() -> None:
     assert deadlines(bench.record) == {"isolated:1": 660.0}
     bench.tell(DeadlinePassed(job=JOB, key="isolated:1"))
     assert reforming(bench).closing.settlement and bench.record.avoided == {N0, N1, N2, N3}
+
+
+def wearing(stuck: dict[Device, int]) -> Report:
+    return lambda device: replace(a_report(device, voted=3, passed=3, held=3), stuck=stuck.get(device, 0))
+
+
+def test_a_process_with_many_stuck_threads_is_replaced_where_others_hold_its_state() -> None:
+    bench = trained()
+    victim, mirror_of = bench.device(0), partners(bench.plan)
+    worn, few = [d for d in bench.plan.devices[1:] if victim != mirror_of[d] and d != mirror_of[victim]][:2]
+    bench.exited(victim).prepared().all_report(wearing({worn: 3, few: 2}))
+    assert bench.calls(KillRank) == [(worn.node, KillRank(device=worn))] and not bench.calls(FormGeneration)
+    bench.exited(worn, report=a_report(worn, generation=2, held=None))
+    assert bench.preparing() == {worn.node}
+    bench.prepared(worn.node)
+    form = bench.form()
+    assert isinstance(form.restore, FromMemory) and form.committed == 3
+    assert not {victim, worn} & {move.source for move in form.restore.moves}
+    assert isinstance(bench.ready().passed(4).state, Running) and bench.record.generation == 2
+
+
+def test_a_process_that_holds_the_only_copy_of_something_is_kept_however_worn_it_is() -> None:
+    bench = trained()
+    partner = partners(bench.plan)[bench.device(0)]
+    bench.exited(bench.device(0)).prepared().all_report(wearing({partner: 9}))
+    assert not bench.calls(KillRank) and isinstance(bench.form().restore, FromMemory)
 
 
 def test_a_resize_is_not_settled_before_a_rank_has_left() -> None:
@@ -558,3 +586,43 @@ def test_a_job_that_has_all_its_steps_and_no_checkpoints_needs_no_recovery() -> 
 def test_the_lost_node_is_a_device_of_nobody() -> None:
     bench = trained().host_gone(N3)
     assert a_device(3) not in bench.record.pids and a_device(3) not in bench.record.listeners
+
+
+# --- exact jobs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_generation_that_ends_before_it_committed_passes_the_checkpoints_answer_on() -> None:
+    """An exact job's next scale is made of it: without it, the first step after a second failure would have other bits."""
+    answer = replace(an_answer(2), maxima=(0.5, 0.25))
+    bench = trained().checkpoint(2, answer)
+    # Both nodes of an interval: nothing but the checkpoint has it.
+    owner, mirror = next(iter(partners(bench.plan).items()))
+    for node in {owner.node, mirror.node}:
+        bench.host_gone(node)
+    for node in {owner.node, mirror.node}:
+        bench.add_node(int(node[1:]))
+    bench.all_report(holding(3)).planned().opened().prepared()
+    first = bench.form()
+    assert isinstance(first.restore, FromCheckpoint) and first.restore.checkpoint.answer == answer
+    bench.ready()
+    bench.exited(bench.device(0))
+    bench.all_report(lambda d: a_report(d, generation=first.generation, voted=2, held=2)).prepared()
+    second = bench.form()
+    assert second.generation > first.generation
+    assert isinstance(second.restore, FromMemory) and second.restore.answer == answer
+
+
+def test_an_exact_job_says_when_its_bits_are_no_longer_the_same() -> None:
+    spec = a_spec(pp=2, micro_batches=2)
+    bench = Bench(nodes=2, spec=replace(spec, train=replace(spec.train, exact="best_effort"))).running().passed(1)
+    before = bench.record.exact_on
+    assert before == f"tp{bench.plan.tp} on cpu" and "exactness_changed" not in bench.said_to_people()
+    bench.exited(bench.device(0)).all_report(holding(1)).planned().opened().prepared().ready()
+    assert bench.record.exact_on == before and "exactness_changed" not in bench.said_to_people()
+    node = bench.plan.nodes[0]
+    bench.nodes[node] = replace(bench.nodes[node], kind="H100")
+    bench.see_nodes().exited(bench.device(0))
+    (said,) = [entry for entry in bench.history if entry.type == "exactness_changed"]
+    assert said.message == (
+        f"from the next step on weights have the bits of tp{bench.plan.tp} on H100 and cpu, no longer those of {before}"
+    )

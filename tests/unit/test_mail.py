@@ -20,7 +20,9 @@ def a_pair() -> tuple[Channel, Channel]:
 def test_everything_a_rank_says_comes_back_as_said() -> None:
     host, rank = a_pair()
     ready = RankReady(device=DEVICE, generation=Generation(2), phases={"form": 0.25})
-    vote = Passed(generation=Generation(2), answer=Answer(step=Step(7), norm=0.1, losses=(1.5, 2.5)))
+    vote = Passed(
+        generation=Generation(2), answer=Answer(step=Step(7), norm=0.1, losses=(1.5, 2.5), maxima=(0.1, 1e-30, 3.0))
+    )
     raised = Raised(message="ValueError: no")
     rank.post(said_frame(ready))
     rank.post(passed_frame(vote))

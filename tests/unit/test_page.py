@@ -7,13 +7,14 @@ import signal
 import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
-from worker.page import _SLOT_BYTES, _SLOTS_AT, MAX_IDS, PageReader, PageWriter, create_page
+from worker.page import _SLOT_BYTES, _SLOTS_AT, MAX_GROUPS, MAX_IDS, PageReader, PageWriter, create_page
 from worker.progress import Phase
 
 DEVICE = Device(NodeId("n0"), 1)
@@ -63,6 +64,14 @@ def test_answers_come_back_exactly(page: tuple[PageWriter, PageReader], num_ids:
         writer.phase(Phase.VOTE, Generation(2), Step(step))
         writer.passed(an_answer(step, num_ids))
         assert reader.answer() == (2, an_answer(step, num_ids))
+
+
+def test_maxima_of_an_exact_step_come_back_exactly(page: tuple[PageWriter, PageReader]) -> None:
+    answer = replace(an_answer(5, MAX_IDS), maxima=tuple(number / 7 for number in range(MAX_GROUPS)))
+    page[0].passed(answer)
+    assert page[1].answer() == (0, answer)
+    with pytest.raises(EverstepError, match="4097 maxima, 4096 fit"):
+        page[0].passed(replace(answer, maxima=(*answer.maxima, 0.0)))
 
 
 def test_more_losses_than_fit_are_refused(page: tuple[PageWriter, PageReader]) -> None:

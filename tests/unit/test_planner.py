@@ -13,7 +13,7 @@ from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, Generation, JobId
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.profile import Line, Profile
-from orchestrator.domain.spec import JobSpec
+from orchestrator.domain.spec import Exact, JobSpec
 from orchestrator.planner.choose import choose
 from tests.builders import a_device, a_profile, a_spec
 
@@ -107,6 +107,45 @@ def test_devices_that_hold_state_are_preferred() -> None:
     keep = (a_device(2, 0), a_device(2, 1), a_device(3, 0), a_device(3, 1))
     plan = planned(ask([2, 2, 2, 2], a_spec(tp=2, pp=2, dp=1), keep=keep))
     assert set(plan.devices) == set(keep)
+
+
+def mixed(spec: JobSpec, counts: dict[str, int], keep: tuple[Device, ...] = ()) -> ChoosePlan:
+    """Nodes of two devices, the first kind's first."""
+    kinds = [kind for kind, nodes in counts.items() for _ in range(nodes)]
+    devices = tuple((a_device(node, index), kind) for node, kind in enumerate(kinds) for index in range(2))
+    return replace(ask([], spec, keep=keep), devices=devices)
+
+
+def exactly(exact: Exact, **degrees: int) -> JobSpec:
+    spec = a_spec(**degrees)
+    return replace(spec, train=replace(spec.train, exact=exact))
+
+
+def test_an_exact_job_runs_on_one_kind_of_device() -> None:
+    plan = planned(mixed(exactly(True, tp=2), {"A100": 1, "H100": 2}))
+    assert set(plan.devices) == {a_device(node, index) for node in (1, 2) for index in range(2)}
+    assert plan.reason.endswith("on 4 usable devices; H100 alone (A100 unused), because train.exact is true")
+    held = planned(mixed(exactly(True, tp=2), {"A100": 1, "H100": 2}, keep=(a_device(0, 0),)))
+    assert set(held.nodes) == {a_device(0, 0).node}, "it stays on the kind that it has bits of"
+    too_small = mixed(exactly(True, tp=2, pp=2), {"A100": 1, "H100": 2}, keep=(a_device(0, 0),))
+    assert set(planned(too_small).nodes) == {a_device(node, 0).node for node in (1, 2)}
+    assert planned(mixed(exactly("best_effort", dp=3, tp=2, micro_batches=6), {"A100": 1, "H100": 2})).world_size == 6
+
+
+def test_an_exact_job_that_fits_no_single_kind_waits_and_says_so() -> None:
+    found = refused(mixed(exactly(True, tp=2, pp=2, dp=2), {"A100": 1, "H100": 3}))
+    assert not found.forever
+    assert found.reason == (
+        "train.exact is true, which takes one kind of device: on H100 alone it needs 8 devices, 6 usable; lower dp or wait "
+        "for a node; on A100 alone it needs 8 devices, 2 usable; lower dp or wait for a node; or set it to best_effort"
+    )
+
+
+def test_an_exact_job_never_cuts_a_block() -> None:
+    found = refused(ask([4, 4], exactly(True, tp=4)))
+    assert found.forever and "parallel.tp 4 cuts 0.weight (384 elements) inside one" in found.reason
+    assert planned(ask([4, 4], exactly(True))).tp in (1, 2)
+    assert planned(ask([4, 4], exactly(False, tp=4))).tp == 4
 
 
 def test_it_says_why_and_what_stays_idle() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.domain.checkpoint import CheckpointRef
-from orchestrator.domain.generation import Settlement
+from orchestrator.domain.generation import Answer, Settlement
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.protocol import FromCheckpoint, FromMemory, FromSeed
 from orchestrator.recovery.restore import RestorePlan, choose_restore, cold_restore
@@ -15,7 +15,8 @@ DEVICES = [a_device(node, index) for node in range(4) for index in range(2)]
 PLAN = a_plan(DEVICES, tp=2, pp=2)
 SPARE = a_plan([*DEVICES[:6], a_device(9, 0), a_device(9, 1)], tp=2, pp=2)
 SMALLER = a_plan(DEVICES[:4], tp=2, pp=2)
-CHECKPOINT = CheckpointRef(step=Step(5), generation=Generation(1), path="/shared/5")
+ANSWER = Answer(step=Step(5), norm=1.0, losses=(1.0,), maxima=(0.5,))
+CHECKPOINT = CheckpointRef(step=Step(5), generation=Generation(1), path="/shared/5", answer=ANSWER)
 G = Generation(1)
 
 
@@ -96,3 +97,4 @@ def test_holders_of_a_plan_nobody_knows_any_more_are_no_source() -> None:
 def test_cold_start_takes_the_newest_checkpoint() -> None:
     assert cold_restore(None).restore == FromSeed()
     assert cold_restore(CHECKPOINT).step == 5
+    assert cold_restore(CHECKPOINT).answer == ANSWER, "with what the scale of step 6 is made of"

@@ -71,6 +71,17 @@ def test_sections_have_the_fields_of_the_domain_and_no_others(model: type[BaseMo
         assert info.is_required() != has_default, name
 
 
+@pytest.mark.parametrize("exact", [True, False, "best_effort"])
+def test_exact_is_yes_no_or_as_well_as_it_goes(exact: object) -> None:
+    assert load_job_file(json.dumps(a_file(train__exact=exact)), JSON).train.exact == exact
+
+
+@pytest.mark.parametrize("exact", ["true", 2, "best-effort"])
+def test_any_other_exact_is_refused_in_one_sentence(exact: object) -> None:
+    shown = repr(exact) if isinstance(exact, str) else exact
+    assert refusal(a_file(train__exact=exact)).message == f"train.exact is {shown}: must be false, true or best_effort"
+
+
 def test_a_minimal_file_gets_the_domains_defaults() -> None:
     loaded = load_job_file(json.dumps(a_file()), JSON)
     assert loaded == spec.JobSpec(

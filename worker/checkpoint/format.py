@@ -2,7 +2,7 @@
 
     step-00000050.g3/
       <device>.bin     the device's owned state, piece after piece, little-endian fp32
-      <device>.json    the index of that file: step, lines, and for each piece line, kind, start, stop, offset, sha256
+      <device>.json    the index of that file: step, answer, lines; of each piece line, kind, start, stop, offset, sha256
       manifest.json    written last, by the control plane: without it the directory is no checkpoint
 
 A piece is an interval cut on the fixed CHUNK grid of its line, so piece boundaries never depend on the plan except at the
@@ -16,6 +16,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from orchestrator.domain import codec
+from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.profile import CHUNK, Interval, Profile
 
@@ -52,6 +54,7 @@ def encode_index(
     *,
     step: Step,
     generation: Generation,
+    answer: Answer | None,
     device: Device,
     data: str,
     num_bytes: int,
@@ -63,6 +66,7 @@ def encode_index(
             "format": FORMAT,
             "step": step,
             "generation": generation,
+            "answer": codec.encode(answer),
             "device": str(device),
             "data": data,
             "bytes": num_bytes,

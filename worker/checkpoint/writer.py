@@ -21,6 +21,7 @@ import torch
 from orchestrator.adapters.manifest import directory_name, write_durably
 from orchestrator.domain.checkpoint import ShardRef
 from orchestrator.domain.errors import EverstepError
+from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.protocol import ShardSaved
@@ -33,17 +34,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A copy of the owned state right after `step`. state: (3, n) fp32."""
+    """A copy of the owned state right after `step`, which `answer` committed. state: (3, n) fp32."""
 
     step: Step
+    answer: Answer | None
     generation: Generation
     pieces: tuple[Piece, ...]
     state: torch.Tensor
 
     @staticmethod
-    def of(holdings: Holdings, generation: Generation) -> Snapshot:
+    def of(holdings: Holdings, generation: Generation, answer: Answer | None = None) -> Snapshot:
         return Snapshot(
             step=holdings.step,
+            answer=answer,
             generation=generation,
             pieces=holdings.owned_pieces,
             state=holdings.state[:, : holdings.owned].to("cpu", copy=True),
@@ -130,6 +133,7 @@ def write_shard(root: Path, profile: Profile, device: Device, snapshot: Snapshot
     index = encode_index(
         step=snapshot.step,
         generation=snapshot.generation,
+        answer=snapshot.answer,
         device=device,
         data=data.name,
         num_bytes=position,

@@ -51,6 +51,10 @@ class Carrier(Protocol):
         """From any thread; links are aborted before."""
         ...
 
+    def give_up(self) -> bool:
+        """Whether the training thread is stuck in here; if so it ends with Replaced when it comes out. From any thread."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -87,6 +91,10 @@ class LinksCarrier:
 
     def abort(self) -> None:
         """Nothing beyond the links."""
+
+    def give_up(self) -> bool:
+        """Nobody is ever stuck in links."""
+        return False
 
     def close(self) -> None:
         """Nothing beyond the links."""

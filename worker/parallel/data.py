@@ -23,6 +23,7 @@ from orchestrator.domain.plan import Plan, Seat
 from ..faultpoints import faultpoint
 from ..state.buffers import Buffers
 from ..state.holdings import Holdings
+from .gradients import Gradients
 from .group import Group
 
 Messages = Sequence[tuple[Rank, torch.Tensor]]
@@ -61,14 +62,17 @@ class Session(Protocol):
 
     def exchange(self, sends: Messages, receives: Messages) -> None: ...
     def post(self, sends: Messages, receives: Messages) -> Posted: ...
-    def vote(self, ballot: torch.Tensor) -> torch.Tensor: ...
+    def vote(self, ballot: torch.Tensor, num_maxima: int = 0) -> torch.Tensor: ...
 
 
 class DataAxis:
     """One rank's part of the data axis in one generation; buckets: every bucket of the plan, in order."""
 
-    def __init__(self, session: Session, buckets: Sequence[Bucket], buffers: Buffers, holdings: Holdings) -> None:
+    def __init__(
+        self, session: Session, buckets: Sequence[Bucket], buffers: Buffers, gradients: Gradients, holdings: Holdings
+    ) -> None:
         self._session = session
+        self._gradients = gradients
         self._holdings = holdings
         self._compute_dtype = buffers.compute.dtype
         me = session.seat.rank
@@ -76,12 +80,12 @@ class DataAxis:
         used = [(bucket, places.get(number)) for number, bucket in enumerate(buckets) if me in bucket.shares]
         arrivals = torch.empty(
             sum((len(bucket.members) - 1) * _owned(bucket, me) for bucket, _ in used),
-            dtype=torch.float32,
-            device=buffers.gradient.device,
+            dtype=gradients.flat.dtype,
+            device=gradients.flat.device,
         )
         self._gradients_out: list[tuple[Rank, torch.Tensor]] = []
         self._gradients_in: list[tuple[Rank, torch.Tensor]] = []
-        self._sums: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        self._sums: list[tuple[torch.Tensor, list[torch.Tensor], tuple[int, ...]]] = []
         self._weights_out: list[tuple[Rank, int, int]] = []
         self._weights_in: list[tuple[Rank, torch.Tensor]] = []
         self._weights_kept: list[tuple[torch.Tensor, int, int]] = []
@@ -92,12 +96,12 @@ class DataAxis:
             for j, member in enumerate(bucket.members):
                 low, high = offset + bucket.cuts[j], offset + bucket.cuts[j + 1]
                 if member == me:
-                    addends.append(buffers.gradient[low:high])
+                    addends.append(gradients.flat[low:high])
                     if place is not None:
                         self._weights_kept.append((buffers.compute[low:high], place, place + mine))
                     continue
                 if high > low:
-                    self._gradients_out.append((member, buffers.gradient[low:high]))
+                    self._gradients_out.append((member, gradients.flat[low:high]))
                     self._weights_in.append((member, buffers.compute[low:high]))
                 if place is not None:
                     arrival = arrivals[position : position + mine]
@@ -106,7 +110,7 @@ class DataAxis:
                     self._gradients_in.append((member, arrival))
                     self._weights_out.append((member, place, place + mine))
             if place is not None:
-                self._sums.append((holdings.gradient[place : place + mine], addends))
+                self._sums.append((holdings.gradient[place : place + mine], addends, bucket.layers))
 
     def reduce(self) -> None:
         """Afterwards the gradient of every owned interval is complete in the holdings."""
@@ -114,13 +118,8 @@ class DataAxis:
             posted = self._session.post(self._gradients_out, self._gradients_in)
             faultpoint("in_reduce")
             posted.wait()
-        for total, addends in self._sums:
-            if len(addends) == 1:
-                total.copy_(addends[0])
-            else:
-                torch.add(addends[0], addends[1], out=total)
-                for addend in addends[2:]:
-                    total.add_(addend)
+        for total, addends, layers in self._sums:
+            self._gradients.complete(total, addends, layers)
 
     def mirror(self) -> None:
         """Afterwards the gradient of every mirrored interval is complete too, and this rank's are with its mirror."""

@@ -2,7 +2,8 @@
 
 Its groups find each other through links (no store server anywhere); what passes between any two ranks goes over links too.
 `abort` shuts its connected sockets down, which frees ranks that wait in a collective within milliseconds but not one in the
-middle of a large transfer: that rank is for its host to kill. Groups of an aborted generation are parked, never destroyed.
+middle of a large transfer: its thread can be given up (see `guard`), and what gloo may still write into is parked, never
+destroyed: the groups of an aborted generation, and the operations on them. State never is: all of it moves over links.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from worker.progress import Progress
 
 from .carrier import Addressed, Handle, LinksCarrier
 from .group import Aborted, PeerLost
+from .guard import Guard
 from .links import Links
 from .mesh import Circle
 from .store import LinkStore
@@ -33,18 +35,26 @@ WAIT_S = 1800.0
 BLAME_S = 0.2
 """How long to look for the peer behind a failure that gloo does not name."""
 
+FEW = 64
+"""Operations remembered before those that have completed are forgotten."""
+
 _parked: list[object] = []
 
 
 class GlooProcessGroup(dist.ProcessGroup):
     """Delegates to gloo, adds the list all-to-all it lacks, and says Aborted and PeerLost like links do."""
 
-    def __init__(self, gloo: dist.ProcessGroupGloo, circle: Circle, index: int, links: Links, progress: Progress) -> None:
+    def __init__(
+        self, gloo: dist.ProcessGroupGloo, circle: Circle, index: int, links: Links, progress: Progress, guard: Guard
+    ) -> None:
         super().__init__(index, len(circle.members))  # type: ignore[call-arg]
         self.gloo: Any = gloo
         self.label = circle.name
         self.links = links
         self.progress = progress
+        self.guard = guard
+        self.started: list[GlooWork] = []
+        """Operations that may be under way."""
 
     def getBackendName(self) -> str:
         return "gloo"
@@ -109,9 +119,13 @@ class GlooProcessGroup(dist.ProcessGroup):
         if self.links.aborted or self.gloo is None:
             raise Aborted("the generation was aborted")
         try:
-            return GlooWork(self, [start()], result, then, keep)
+            work = GlooWork(self, [start()], result, then, keep)
         except RuntimeError as error:
             raise self.explain(error) from error
+        if len(self.started) >= FEW:
+            self.started = [one for one in self.started if not one.is_completed()]
+        self.started.append(work)
+        return work
 
     def explain(self, error: RuntimeError) -> RuntimeError:
         """Gloo names an address at best. Aborted first; then whoever's link is broken; else gloo's own words."""
@@ -143,10 +157,10 @@ class GlooWork(dist.Work):
         group = self._group
         group.progress.enter(group.label)
         try:
-            for work in self.works:
-                work.wait()
+            with group.guard:
+                for work in self.works:
+                    work.wait()
         except RuntimeError as error:
-            _parked.append(self)  # gloo may still write into its tensors
             raise group.explain(error) from error
         finally:
             group.progress.leave()
@@ -182,6 +196,7 @@ class GlooCarrier:
         self._exchange = LinksCarrier(links, rank, world, progress)
         self._groups: list[GlooProcessGroup] = []
         self._sockets: set[str] = set()
+        self._guard = Guard()
 
     def open(self) -> None:
         """Each group connects by itself."""
@@ -193,8 +208,9 @@ class GlooCarrier:
         options._threads = 1
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
         store = PrefixStore(circle.name, self._store)
-        gloo = dist.ProcessGroupGloo(store, index, len(circle.members), options)
-        group = GlooProcessGroup(gloo, circle, index, self._links, self._progress)
+        with self._guard:  # it connects to its peers in there
+            gloo = dist.ProcessGroupGloo(store, index, len(circle.members), options)
+        group = GlooProcessGroup(gloo, circle, index, self._links, self._progress, self._guard)
         self._sockets |= _connected_sockets().keys() - before.keys()
         self._groups.append(group)
         return group
@@ -211,9 +227,13 @@ class GlooCarrier:
                     copy.shutdown(socket.SHUT_RDWR)
                     copy.close()
 
+    def give_up(self) -> bool:
+        return self._guard.give_up()
+
     def close(self) -> None:
         if self._links.broken:
             _parked.extend(group.gloo for group in self._groups)
+            _parked.extend(work for group in self._groups for work in group.started if not work.is_completed())
         for group in self._groups:
             group.gloo = None
         self._groups.clear()

@@ -52,6 +52,20 @@ class Group:
             self.pg.allreduce([tensor], options).wait()
         return tensor
 
+    def tally(self, tensor: torch.Tensor, num_maxima: int) -> torch.Tensor:
+        """In place: the last `num_maxima` elements become the members' maxima, all before them the sums; one round."""
+        if self.pg is not None:
+            sums, maxima = tensor[: tensor.numel() - num_maxima], tensor[tensor.numel() - num_maxima :]
+            works = []
+            for part, op in ((sums, dist.ReduceOp.SUM), (maxima, dist.ReduceOp.MAX)):
+                if part.numel():
+                    options = dist.AllreduceOptions()
+                    options.reduceOp = op  # type: ignore[assignment]
+                    works.append(self.pg.allreduce([part], options))
+            for work in works:
+                work.wait()
+        return tensor
+
     def all_gather_into(self, out: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """out: the members' tensors laid end to end, size * tensor.numel() elements; both contiguous."""
         if self.pg is None:

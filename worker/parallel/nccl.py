@@ -8,6 +8,7 @@ wait for a dead peer.
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -47,8 +48,9 @@ class NcclCarrier:
         torch.cuda.synchronize(self.device)
 
     def group(self, circle: Circle, index: int) -> dist.ProcessGroup:
-        # We close generations ourselves; NCCL's watchdog would end the process on the first error.
+        # We close generations ourselves; NCCL's watchdog and its monitor would end the process when a peer is lost.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
         options = nccl.Options()
         options._timeout = timedelta(seconds=WAIT_S)
@@ -73,8 +75,13 @@ class NcclCarrier:
         return _Coalesced(self._world._end_coalescing(self.device), len(receives))
 
     def abort(self) -> None:
+        # Each in a thread of its own: aborting one may wait for a kernel that only the abort of another one ends.
         for backend in list(self._backends):
-            backend.abort()
+            threading.Thread(target=backend.abort, name="abort", daemon=True).start()
+
+    def give_up(self) -> bool:
+        """Its kernels end when their communicators are aborted; who does not leave even so is killed."""
+        return False
 
     def close(self) -> None:
         for backend in self._backends:

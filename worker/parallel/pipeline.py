@@ -9,7 +9,7 @@ that gradients of all pipelines simply add up. Nothing here knows of owners, vot
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ class StageRunner:
     """Runs `module`, this seat's stage, on the micro-batch ids of its pipeline.
 
     tokens: the whole text, uint8; every rank has it, the first stage reads inputs and the last one targets.
+    collect: called with each micro-batch's id after its backward.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class StageRunner:
         tokens: torch.Tensor,
         device: torch.device,
         progress: Progress,
+        collect: Callable[[int], None],
     ) -> None:
         self._train = train
         self._module = module
@@ -54,6 +56,7 @@ class StageRunner:
         self._num_samples = num_samples(tokens, train.sequence)
         self._device = device
         self._progress = progress
+        self._collect = collect
         self._scale = 1.0 / (train.micro_batches * train.micro_batch_size * train.sequence)
         self._sums: list[torch.Tensor] = []
         self._begun = 0
@@ -68,7 +71,7 @@ class StageRunner:
         self._schedule = None
 
     def run(self, step: Step) -> dict[int, float]:
-        """Gradients are added to the leaves'. Returns, on the last stage, id -> summed loss of that micro-batch's tokens.
+        """Gradients are added to the leaves'. Returns, on the last stage, id -> mean loss of that micro-batch's tokens.
 
         Raises Aborted, PeerLost, and whatever the program raises.
         """
@@ -90,7 +93,11 @@ class StageRunner:
                 parts = (t.chunk(len(self._ids)) for t in (inputs, targets, ids, steps))
                 for x, target, number, at in zip(*parts, strict=True):
                     self._loss(self._module(x, ids=number, step=at), target).backward()  # type: ignore[no-untyped-call]
-        return dict(zip(self._ids, torch.stack(self._sums).tolist(), strict=True)) if self._is_last else {}
+                    self._collect(int(number))
+        if not self._is_last:
+            return {}
+        tokens = self._train.micro_batch_size * self._train.sequence
+        return {number: total / tokens for number, total in zip(self._ids, torch.stack(self._sums).tolist(), strict=True)}
 
     def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         total = self._module.loss(output, target)
@@ -123,7 +130,8 @@ class StageRunner:
         tokens = torch.empty(train.micro_batch_size, train.sequence, dtype=torch.int64, device="meta")
         hidden = torch.empty(module.hidden_shape, dtype=module.hidden_dtype, device="meta", requires_grad=True)
         logits = torch.empty(module.logits_shape, dtype=module.hidden_dtype, device="meta", requires_grad=True)
-        stage = PipelineStage(
+        stage = _CollectingStage(
+            lambda chunk: self._collect(self._ids[chunk]),
             module,
             number,
             num_stages,
@@ -133,6 +141,18 @@ class StageRunner:
             group=pp.pg,
         )
         return Schedule1F1B(stage, len(self._ids), loss_fn=self._loss, scale_grads=False)
+
+
+class _CollectingStage(PipelineStage):
+    """collect: called with the number of each chunk that has been backward."""
+
+    def __init__(self, collect: Callable[[int], None], *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._collect = collect
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **settings: Any) -> None:
+        super().backward_one_chunk(bwd_chunk_id, *args, **settings)
+        self._collect(bwd_chunk_id)
 
 
 @contextmanager

@@ -35,6 +35,22 @@ class Shape:
         return Shape(stage.first, stage.last, seat.tp, len(stage.devices))
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Addresses start..stop-1 of `gradient`, all of parameters of these layers, and the bucket address they count for."""
+
+    layers: tuple[int, ...]
+    start: int
+    stop: int
+    into: int
+
+    def of(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient[self.start : self.stop]
+
+    def into_of(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat[self.into : self.into + self.stop - self.start]
+
+
 class Buffers:
     """buckets: those this seat is a member of, in order. offsets[i]: where bucket i starts in `compute` and `gradient`."""
 
@@ -55,6 +71,10 @@ class Buffers:
         self.gradient = torch.zeros(size + extra, dtype=torch.float32, device=device)
         self.leaves: dict[tuple[str, int], nn.Parameter] = {}
         self._tied: list[tuple[torch.Tensor, torch.Tensor]] = []
+        runs = [
+            Run(bucket.layers, offset, offset + bucket.size, offset)
+            for bucket, offset in zip(buckets, self.offsets, strict=False)
+        ]
         for line, part, start in uses:
             width = len(part.interval)
             whole = self.gradient[start : start + width]
@@ -63,11 +83,14 @@ class Buffers:
                 gradient = whole
                 if number:
                     gradient = self.gradient[size : size + width]
+                    runs.append(Run(line.layers, size, size + width, start))
                     size += _padded(width)
                     self._tied.append((whole, gradient))
                 leaf = nn.Parameter(self.compute[start : start + width].view(dims))
                 _collect(leaf, gradient.view(dims))
                 self.leaves[line.name, layer] = leaf
+        self.runs = _merged(runs)
+        """Every gradient there is."""
 
     def zero(self) -> None:
         self.gradient.zero_()
@@ -97,6 +120,17 @@ def _collect(leaf: nn.Parameter, gradient: torch.Tensor) -> None:
 
 def _layers(layers: tuple[int, ...], shape: Shape) -> list[int]:
     return [layer for layer in layers if shape.first <= layer < shape.last]
+
+
+def _merged(runs: Sequence[Run]) -> tuple[Run, ...]:
+    merged: list[Run] = []
+    for run in runs:
+        last = merged[-1] if merged else None
+        if last and last.layers == run.layers and last.stop == run.start and last.into - last.start == run.into - run.start:
+            merged[-1] = Run(last.layers, last.start, run.stop, last.into)
+        else:
+            merged.append(run)
+    return tuple(merged)
 
 
 def _offsets(buckets: Sequence[Bucket]) -> tuple[int, ...]:
