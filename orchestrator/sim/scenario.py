@@ -67,7 +67,7 @@ def one_failure(seed: int) -> Scenario:
     return Scenario(
         seed=seed,
         nodes=nodes,
-        jobs=(_job(rng, 0, sum(nodes), 12),),
+        jobs=(_job(rng, 0, sum(nodes), 24),),
         troubles=(rng.choice((Trouble.KILL_RANK, Trouble.KILL_VOTER, Trouble.KILL_NODE, Trouble.KILL_HOST)),),
         between_s=0.3,
         trouble_until_s=60.0,

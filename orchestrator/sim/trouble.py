@@ -36,6 +36,7 @@ class Troublemaker:
         self._rng = world.rng
         self._nodes = tuple(world.size)
         self.is_quiet = False
+        self._has_raised = False
         self._brought = 0
         self.may_roll_back = not world.scenario.gentle
         self._again()
@@ -64,7 +65,9 @@ class Troublemaker:
             case Trouble.KILL_RANK:
                 self._to_a_rank(trouble, lambda rank: rank.host.kill(rank))
             case Trouble.RAISE:
-                if not any(record.failures for record in world.records().values()):  # three in a row would end the job
+                # Twice in one step would end the job, and the record may not say yet that it has raised.
+                if not self._has_raised and not any(record.failures for record in world.records().values()):
+                    self._has_raised = True
                     self._to_a_rank(trouble, lambda rank: rank.host.kill(rank, "OddError: odd"))
             case Trouble.KILL_VOTER:
                 running = [(job, record.generation) for job, record in sorted(world.records().items())]
