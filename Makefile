@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test soak check format clean
 
 setup: $(STAMP)
 
@@ -17,6 +17,9 @@ demo: $(STAMP)  ## The main job: train, lose a node, recover, get a node back, f
 
 test: $(STAMP)  ## Every test.
 	$(BIN)/python -m pytest
+
+soak: $(STAMP)  ## Hundreds of random faults on one job, compared with its undisturbed twin.
+	$(BIN)/python -m benchmarks.chaos --json --faults 200
 
 check: $(STAMP)  ## The fast gate, under a minute.
 	$(BIN)/ruff check .

@@ -50,6 +50,10 @@ Kind = Literal[
     "kill", "stop", "slow", "exit", "raise", "gil_hang", "nan", "bit_flip", "cut_link", "slow_link", "node_kill",
     "host_kill", "zygote_kill", "supervisor_kill", "redis_stall", "clock_jump",
 ]  # fmt: skip
+KindAsked = Literal[
+    "kill", "stop", "slow", "exit", "raise", "gil_hang", "nan", "bit_flip", "cut_link", "slow_link", "node_kill",
+    "host_kill", "zygote_kill", "supervisor_kill", "redis_stall", "clock_jump", "kill_rank", "kill_node",
+]  # fmt: skip
 Point = Annotated[Text, Field(json_schema_extra={"allowed": ", ".join(POINTS)})]
 DeviceName = Annotated[str, Field(pattern=r"^.+/\d+$", max_length=255, json_schema_extra={"allowed": "node/index"})]
 Place = Annotated[Whole, Field(ge=0, le=10**6)]
@@ -61,7 +65,7 @@ class FaultRequest(Request):
     kill_rank and kill_node are what `kill` and `node_kill` were called first: they ask nobody whether mirrors cover it.
     """
 
-    kind: Kind | Literal["kill_rank", "kill_node"]
+    kind: KindAsked
     job: Text | None = None
     rank: Place | None = None
     device: DeviceName | None = None

@@ -21,11 +21,13 @@ from api.views import FaultView, JobView, StepView, View
 from orchestrator.domain.faults import IN_THE_NEXT_PROCESS, POINTS
 
 from .client import Client
-from .errors import ApiError
+from .errors import ApiError, Unreachable
 
 POLL_S = 0.2
 VERDICTS_S = 60.0
 """For what is still open when the last fault has been asked for."""
+MAX_DRAWS = 3
+"""For each fault wanted."""
 CURVE_TOLERANCE = 1e-5
 AFTER_LEAVING = frozenset({*IN_THE_NEXT_PROCESS, "before_report"})
 """Points that only a recovery reaches: drawn faults there could wait for ever."""
@@ -71,7 +73,7 @@ Tell = Callable[[Said], None]
 
 
 class Chaos:
-    """One run. Raises ApiError (403 where the server has faults off), Unreachable."""
+    """One run. Raises ApiError (403 where the server has faults off), Unreachable where nobody answers for long."""
 
     def __init__(self, client: Client, job: str, schedule: Schedule, tell: Tell = lambda _: None) -> None:
         self._client = client
@@ -109,7 +111,11 @@ class Chaos:
             for given in schedule.faults:
                 yield read(FaultRequest, {"job": self._job, **given}), 0.0
             return
-        for _ in range(schedule.num_faults):
+        # What is refused does not count, within reason: one that mirrors never cover must come to an end too.
+        for _ in range(MAX_DRAWS * schedule.num_faults):
+            refused = sum(view.verdict == "refused" for view in self._seen.values())
+            if len(self._asked) - refused >= schedule.num_faults:
+                return
             yield draw(random, schedule, self._job), random.expovariate(schedule.rate_per_minute / 60)
 
     def _wait_for_turn(self, request: FaultRequest, pause_s: float, deadline: float | None) -> bool:
@@ -133,10 +139,10 @@ class Chaos:
     def _inject(self, request: FaultRequest) -> None:
         try:
             accepted = self._client.inject(request)
-        except ApiError as error:
-            if error.status in (403, 422):
+        except (ApiError, Unreachable) as error:
+            if isinstance(error, ApiError) and error.status in (403, 422):
                 raise
-            self._tell(Said(message=f"{request.kind}: not now, {error.detail}"))
+            self._tell(Said(message=f"{request.kind}: not now, {error}"))
             return
         self._asked.append(accepted.fault)
         self._tell(Said(message=accepted.message))

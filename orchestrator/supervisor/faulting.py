@@ -50,7 +50,9 @@ DESTRUCTIVE = frozenset(
     }
 )
 """May cost what their victims hold in memory."""
-NOTICEABLE = DESTRUCTIVE - {FaultKind.STOP, FaultKind.GIL_HANG, FaultKind.CUT_LINK} | {FaultKind.NAN, FaultKind.BIT_FLIP}
+PASSING = frozenset({FaultKind.STOP, FaultKind.GIL_HANG, FaultKind.CUT_LINK})
+"""Over by themselves after a while, and then no danger any more."""
+NOTICEABLE = DESTRUCTIVE - PASSING | {FaultKind.NAN, FaultKind.BIT_FLIP}
 """Have to be noticed; others may pass before anybody minds."""
 
 
@@ -74,9 +76,8 @@ def inject(drafts: Sequence[Draft], asked: FaultRequested) -> tuple[Loose, ...]:
             _refuse(draft, named, why)
         else:
             _send(draft, named)
-    is_killed = asked.fault is FaultKind.NODE_KILL and not why
-    if not is_killed:
-        return ()
+    if asked.fault is not FaultKind.NODE_KILL or why or not (drafts or asked.job is None):
+        return ()  # the last: its job is over
     return (KillNode(node=asked.node or drafts[0].record.injected[-1].devices[0].node),)
 
 
@@ -131,8 +132,11 @@ def fault_carried_out(draft: Draft, said: FaultCarriedOut) -> None:
 def fault_seen(draft: Draft, fault: Fault, devices: Iterable[Device]) -> None:
     """Somebody was found dead: that is what explains open faults on them; what they had yet to do they never will."""
     hit = frozenset(devices)
-    for one in _open(draft):
-        if not hit & set(one.devices):
+    concerned = [one for one in _open(draft) if hit & set(one.devices)]
+    # A slow link or a stop that passed does not end a process where something else was told to.
+    killers = [one for one in concerned if one.asked.fault in NOTICEABLE and one.carried_out_at is not None]
+    for one in concerned:
+        if killers and one not in killers and one.carried_out_at is not None:
             continue
         if one.carried_out_at is None and one.asked.at in IN_THE_NEXT_PROCESS:
             continue
@@ -167,11 +171,17 @@ def _look_for_incident(draft: Draft, one: Injected) -> None:
     incident = draft.incident
     assert one.carried_out_at is not None
     is_new = incident is not None and (incident.closed_at or incident.fault.at) >= one.carried_out_at - QUIET_S
+    others = [other for other in _open(draft) if incident is not None and other.incident == incident.number]
+    if one.asked.fault not in NOTICEABLE and any(other.asked.fault in NOTICEABLE for other in others):
+        is_new = False  # it has its explanation
     if is_new and incident is not None and incident.pause_s is None and set(incident.fault.devices) & set(one.devices):
         _explain(draft, one, incident.number, incident.fault)
         return
     over_at = one.carried_out_at + one.asked.duration_s + QUIET_S
-    if isinstance(draft.state, Running) and draft.now >= over_at and draft.record.committed >= one.step + QUIET_STEPS:
+    quiet_steps = draft.record.committed - one.step
+    # Steps alone are enough in the end: the wall clock may have jumped back since.
+    is_over = (draft.now >= over_at and quiet_steps >= QUIET_STEPS) or quiet_steps >= 10 * QUIET_STEPS
+    if isinstance(draft.state, Running) and is_over:
         seen = one.asked.fault not in NOTICEABLE
         _judge(
             draft,
@@ -301,9 +311,9 @@ def _pick(seed: int, seats: list[Seat]) -> Seat:
 def _last_copies(draft: Draft, victims: tuple[Device, ...]) -> int:
     """Elements that nobody would hold any more if `victims` and everybody else under attack lost their memory at once."""
     record, state = draft.record, draft.state
-    if record.profile is None or not record.committed:
+    if record.profile is None or isinstance(state, Starting):
         return 0  # nothing that the seed does not give again
-    failing = {device for one in _open(draft) if one.asked.fault in DESTRUCTIVE for device in one.devices} | set(victims)
+    failing = {device for one in _open(draft) if _is_at_risk(draft, one) for device in one.devices} | set(victims)
     if isinstance(state, Reforming):
         failing |= state.lost
     mirrors = record.spec.recovery.mirrors
@@ -314,6 +324,16 @@ def _last_copies(draft: Draft, victims: tuple[Device, ...]) -> int:
         return 0
     found = transfers(sources, layouts[max(layouts)])
     return sum(len(interval) for interval in found.missing)
+
+
+def _is_at_risk(draft: Draft, one: Injected) -> bool:
+    """Whether its victims may still lose their memory because of it."""
+    if one.asked.fault not in DESTRUCTIVE:
+        return False
+    if one.asked.fault not in PASSING or one.carried_out_at is None or one.incident is not None:
+        return True
+    # The step under way may have had its vote already; the one after it has it too, so all have voted since.
+    return draft.record.committed < one.step + 2
 
 
 def _holders(draft: Draft) -> list[tuple[Device, Generation, Plan]]:

@@ -75,10 +75,12 @@ def host_said(draft: Draft, said: HostSaid) -> None:
         case FaultCarriedOut():
             fault_carried_out(draft, said.event)
         case HostFailed(message=message, log_tail=tail):
-            if isinstance(draft.state, Starting) and not draft.record.incidents:
+            fault = host_failure(node, said.event, draft.now)
+            # What somebody did to a host that starts is not the program's doing: then another node is tried.
+            if isinstance(draft.state, Starting) and not draft.record.incidents and not fault.is_external:
                 stop(draft, Failed(at=draft.now, message=f"the host on {node} failed: {message}", log_tail=tail))
             else:
-                _host_seen_lost(draft, node, host_failure(node, said.event, draft.now), False)
+                _host_seen_lost(draft, node, fault, False)
         case _:
             assert_never(said.event)
 

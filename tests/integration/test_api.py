@@ -19,7 +19,7 @@ from api.client import ApiError, Client, EventView, GapView, StepView, Unreachab
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import Unavailable
 from orchestrator.domain.events import CancelRequested, NodeRequested
-from orchestrator.domain.faults import FaultKind, FaultRequested
+from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import (
     Cancelled,
@@ -341,6 +341,33 @@ def test_faults_name_what_they_kill(served: Served, client: Client) -> None:
         assert caught.value.status == status
 
 
+def test_a_fault_has_an_id_by_which_its_verdict_is_found(served: Served, client: Client) -> None:
+    running(served)
+    accepted = client.inject({"kind": "kill", "job": JOB, "stage": 1, "at": "after_vote", "step": 9, "seed": 4})
+    (asked,) = [item for item in served.desk.asked if isinstance(item, FaultRequested)]
+    assert asked == FaultRequested(
+        fault=FaultKind.KILL, job=JobId(JOB), stage=1, at="after_vote", step=Step(9), seed=4, id=accepted.fault
+    )
+    assert client.faults(JOB) == []
+    injected = Injected(id=accepted.fault, asked=asked, asked_at=NOW, verdict=Verdict.RECOVERED, pause_s=0.2)
+    served.desk.change(served.desk.record(JOB), injected=(injected,))
+    (shown,) = client.faults(JOB)
+    assert (shown.id, shown.kind, shown.at, shown.verdict, shown.pause_s) == (
+        accepted.fault, "kill", "after_vote", "recovered", 0.2
+    )  # fmt: skip
+    assert shown.asked == {
+        "fault": "kill",
+        "job": JOB,
+        "stage": 1,
+        "at": "after_vote",
+        "step": 9,
+        "exit_code": 1,
+        "seed": 4,
+    }
+    with pytest.raises(ApiError, match="there is no job job-x"):
+        client.faults("job-x")
+
+
 def test_faults_are_refused_unless_enabled_and_the_refusal_says_how(tmp_path: Path) -> None:
     with serve(tmp_path, chaos=False) as served, Client(served.url) as client:
         running(served)
@@ -575,6 +602,7 @@ def test_the_api_describes_itself(http: httpx2.Client) -> None:
         "/api/v1/jobs/{job_id}/logs",
         "/api/v1/nodes",
         "/api/v1/faults",
+        "/api/v1/jobs/{job_id}/faults",
     }
     body = described["paths"]["/api/v1/jobs"]["post"]["requestBody"]["content"]
     assert set(body) == {"application/json", "application/yaml"}

@@ -17,8 +17,9 @@ from typer.testing import CliRunner, Result
 
 from api.cli.main import app
 from orchestrator.domain.cluster import Node
-from orchestrator.domain.events import CancelRequested, FaultRequested, NodeRequested
-from orchestrator.domain.ids import Device, Generation, JobId, NodeId
+from orchestrator.domain.events import CancelRequested, NodeRequested
+from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
+from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import Cancelled, Failed, Running, Succeeded
 from tests.desk import NOW, a_plan, first_generation
 from tests.served import Served, eventually, serve
@@ -241,6 +242,76 @@ def test_what_is_refused_is_exit_1_and_bad_values_are_exit_2(served: Served) -> 
     assert everstep(served, "cancel", JOB).exit_code == 1
     assert everstep(served, "add-node", "B300").exit_code == 2
     assert everstep(served, "kill", "node", "node-9").exit_code == 102
+
+
+# --- faults on purpose ---------------------------------------------------------------------------------------------------
+
+
+def test_kinds_of_fault_need_no_server(tmp_path: Path) -> None:
+    assert "after_vote" in everstep(tmp_path, "chaos", "kinds").output
+    assert set(json.loads(everstep(tmp_path, "chaos", "kinds", "--json").stdout)["kinds"]) == set(FaultKind)
+
+
+def test_a_fault_is_asked_for_and_its_verdict_reported(served: Served) -> None:
+    running(served, steps=3)
+    result = everstep(served, "chaos", "inject", "kill", JOB, "--rank", "2", "--at", "in_vote", "--json")
+    accepted = json.loads(result.stdout)
+    (asked,) = [item for item in served.desk.asked if isinstance(item, FaultRequested)]
+    assert (asked.fault, asked.rank, asked.at, asked.id) == (FaultKind.KILL, 2, "in_vote", accepted["fault"])
+    one = Injected(
+        id=asked.id, asked=asked, asked_at=NOW, carried_out_at=NOW, devices=(Device(NodeId("node-2"), 0),), step=Step(2),
+        cause="rank_lost", detected_s=0.01, pause_s=0.234, verdict=Verdict.RECOVERED,
+    )  # fmt: skip
+    served.desk.change(served.desk.record(JOB), injected=(one,))
+    shown = everstep(served, "chaos", "report", JOB).output
+    assert "in_vote 2" in shown and "0.234" in shown and "1 recovered" in shown and "0 steps lost" in shown
+    found = json.loads(everstep(served, "chaos", "report", JOB, "--json").stdout)
+    assert (found["num_faults"], found["points"], found["pauses_s"]) == (1, {"in_vote": 1}, [0.234])
+
+
+def test_a_fault_that_cannot_be_is_exit_2_with_its_sentence(served: Served) -> None:
+    running(served)
+    for command, words in (
+        ("chaos inject kill last --at in_voting", "must be one of in_compute"),
+        ("chaos inject explode last", "kind is 'explode'"),
+        ("chaos inject clock_jump", "clock_jump needs jump_s"),
+        ("chaos run last --schedule nowhere.yaml", "nowhere.yaml cannot be read"),
+    ):
+        result = everstep(served, *command.split())
+        assert result.exit_code == 2 and words in result.stderr, result.output
+
+
+def test_a_schedule_runs_until_every_fault_has_its_verdict_and_can_be_replayed(served: Served, tmp_path: Path) -> None:
+    running(served, steps=3)
+
+    def play() -> None:
+        """A supervisor that carries out at once whatever is asked."""
+        done = 0
+        while done < 4:
+            asked = [item for item in served.desk.asked if isinstance(item, FaultRequested)]
+            for one in asked[done:]:
+                hit = Injected(
+                    id=one.id, asked=one, asked_at=NOW, carried_out_at=NOW, step=Step(2), verdict=Verdict.HARMLESS,
+                    devices=(Device(NodeId("node-2"), 0),),
+                )  # fmt: skip
+                record = served.desk.record(JOB)
+                served.desk.change(record, injected=(*record.injected, hit))
+            done = len(asked)
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    schedule = tmp_path / "schedule.yaml"
+    schedule.write_text(yaml.safe_dump({"seed": 5, "num_faults": 2, "kinds": {"kill": 1}, "rate_per_minute": 6000}))
+    first = everstep(served, "chaos", "run", JOB, "--schedule", str(schedule), "--json")
+    recorded = tmp_path / "report.json"
+    recorded.write_text(first.stdout)
+    again = everstep(served, "chaos", "replay", str(recorded), JOB, "--json")
+    thread.join(20)
+    assert first.exit_code == again.exit_code == 0, first.output + again.output
+    assert json.loads(first.stdout)["verdicts"] == json.loads(again.stdout)["verdicts"] == {"harmless": 2}
+    asked = [item for item in served.desk.asked if isinstance(item, FaultRequested)]
+    assert [(item.device, item.step) for item in asked[2:]] == [(Device(NodeId("node-2"), 0), 2)] * 2
+    assert [item.seed for item in asked[:2]] == [item.seed for item in asked[2:]]
 
 
 # --- the server ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.domain.effects import KillNode, Sabotage
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
-from orchestrator.domain.ids import Device, NodeId, Step
+from orchestrator.domain.ids import Device, JobId, NodeId, Step
 from orchestrator.domain.layout import partners
 from orchestrator.domain.protocol import FaultCarriedOut, InjectFault
 from orchestrator.supervisor.faulting import MAX_INJECTED, QUIET_S, QUIET_STEPS
@@ -83,6 +83,16 @@ def test_a_slow_rank_may_be_the_mirror_of_one_that_is_killed() -> None:
     assert hit(bench.tell(asked(FaultKind.SLOW, device=partners(bench.plan)[bench.device(0)])))
 
 
+def test_a_rank_that_was_stopped_and_votes_again_is_safe_to_rely_on() -> None:
+    bench = trained().tell(asked(FaultKind.STOP, rank=0, duration_s=0.5))
+    mirror = partners(bench.plan)[bench.device(0)]
+    struck(bench, step=4)
+    assert not hit(bench.tell(asked(device=mirror)))
+    assert not hit(bench.passed(4, 5).tell(asked(device=mirror)))
+    bench.passed(6)
+    assert hit(bench.tell(asked(device=mirror))) == [mirror]
+
+
 def test_mirrors_count_again_once_the_job_has_recovered() -> None:
     bench = trained().tell(asked(rank=0))
     struck(bench).exited(bench.device(0))
@@ -130,6 +140,15 @@ def test_a_host_that_cannot_do_it_says_so() -> None:
     assert (last(bench).verdict, last(bench).why) == (Verdict.REFUSED, "no rank lives")
 
 
+def test_a_slow_link_is_not_blamed_for_what_a_kill_did() -> None:
+    bench = trained().tell(asked(FaultKind.SLOW_LINK, rank=2))
+    struck(bench)
+    bench.tell(asked(rank=2, beyond_mirrors=True))
+    struck(bench).exited(bench.device(2))
+    slow, kill = bench.record.injected
+    assert (slow.incident, kill.incident) == (None, 1)
+
+
 def test_a_killed_node_is_judged_by_every_job_on_it() -> None:
     bench = trained()
     node = bench.device(0).node
@@ -144,6 +163,11 @@ def test_a_node_nobody_uses_is_killed_without_a_record() -> None:
     bench = trained()
     bench.tell(FaultRequested(fault=FaultKind.NODE_KILL, node=NodeId("spare")))
     assert bench.last.loose == (KillNode(node=NodeId("spare")),) and not bench.record.injected
+
+
+def test_a_job_that_is_over_is_left_alone() -> None:
+    bench = trained().tell(replace(asked(FaultKind.NODE_KILL), job=JobId("another")))
+    assert not bench.last.loose and not bench.last.effects
 
 
 def test_faults_of_the_control_plane_are_loose_and_remembered() -> None:

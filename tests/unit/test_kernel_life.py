@@ -339,9 +339,8 @@ def test_faults_on_request() -> None:
     assert bench.calls(InjectFault) == [(bench.device(3).node, InjectFault(fault=asked, device=bench.device(3)))]
     bench.tell(FaultRequested(fault=FaultKind.KILL, job=JOB, rank=99))
     assert not bench.last.effects
-    assert bench.tell(FaultRequested(fault=FaultKind.NODE_KILL, node=NodeId("n1"))).last.loose == (
-        KillNode(node=NodeId("n1")),
-    )
+    killed = FaultRequested(fault=FaultKind.NODE_KILL, node=NodeId("n1"), beyond_mirrors=True)
+    assert bench.tell(killed).last.loose == (KillNode(node=NodeId("n1")),)
     assert bench.tell(NodeRequested(kind="H100", num_devices=2)).last.loose == (AddNode(kind="H100", num_devices=2),)
 
 
