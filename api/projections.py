@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from orchestrator.domain.cluster import Node
@@ -14,6 +15,7 @@ from orchestrator.domain.faults import Injected
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.job import Cancelled, Failed, Incident, JobRecord, Reforming, Running, Starting, Succeeded
 from orchestrator.domain.plan import Plan
+from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.spec import JobSpec
 from orchestrator.domain.status import RESIZES, reason_of, status_of
 from orchestrator.ports import Gap
@@ -104,7 +106,8 @@ def gap(id: str, item: Gap) -> views.GapView:
     return views.GapView(id=id, resumes_at=item.resumes_at)
 
 
-def node(item: Node) -> views.NodeView:
+def node(item: Node, quarantine: Iterable[Quarantine] = ()) -> views.NodeView:
+    """quarantine: of the whole cluster."""
     return views.NodeView(
         id=item.id,
         kind=item.kind,
@@ -112,6 +115,19 @@ def node(item: Node) -> views.NodeView:
         status=item.status.value,
         address=item.address,
         labels=dict(item.labels),
+        quarantine=tuple(_quarantine(one) for one in quarantine if one.device.node == item.id),
+    )
+
+
+def _quarantine(one: Quarantine) -> views.QuarantineView:
+    return views.QuarantineView(
+        device=str(one.device),
+        standing=one.standing.value,
+        reason=one.reason,
+        since=instant(one.since),
+        strikes=one.strikes,
+        job=one.job,
+        said=one.said,
     )
 
 

@@ -24,6 +24,7 @@ from orchestrator.domain.spec import (
     ParallelSpec,
     RecoverySpec,
     TrainSpec,
+    Verify,
 )
 
 from .documents import load_mapping
@@ -129,6 +130,8 @@ class CheckpointSection(Request):
 
 class RecoverySection(Request):
     mirrors: Annotated[Whole, Field(ge=0, le=1)] = _default(RecoverySpec, "mirrors")
+    compare_every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(RecoverySpec, "compare_every")
+    verify: Verify = _default(RecoverySpec, "verify")
     backend: Backend = _default(RecoverySpec, "backend")
     leave_s: Annotated[Real, Field(ge=0.05, le=60)] = _default(RecoverySpec, "leave_s")
     copy_mb_s: Annotated[Real, Field(ge=0, le=1e6)] = _default(RecoverySpec, "copy_mb_s")
@@ -177,6 +180,13 @@ def _contradictions(job: JobFile) -> tuple[FieldProblem, ...]:
         )
         name, value = ("parallel.pp", pp) if pp > 1 else ("parallel.dp", dp)
         found.append(FieldProblem(field=name, value=value, message=message, allowed=f"pp x dp at most {ids}"))
+    if job.recovery.verify == "recompute" and (parallel.dp == 1 or ids == 1):
+        name, value = ("parallel.dp", parallel.dp) if parallel.dp == 1 else ("train.micro_batches", ids)
+        message = (
+            f"recovery.verify is recompute and {name} is {value}: there is no second pipeline to compute a micro-batch "
+            "again; raise it to 2 or set recovery.verify to off"
+        )
+        found.append(FieldProblem(field="recovery.verify", value="recompute", message=message, allowed="off"))
     # The default may exceed a short job: its learning rate is then still rising when it ends.
     if "warmup_steps" in train.model_fields_set and train.warmup_steps > train.steps:
         message = f"train.warmup_steps is {train.warmup_steps}, more than all {train.steps} steps; lower it"

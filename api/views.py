@@ -224,6 +224,19 @@ class GapView(View):
     resumes_at: str
 
 
+class QuarantineView(View):
+    """What is held against a device. standing: testing, held (until it is released) or released (a strike is kept)."""
+
+    device: str
+    standing: str
+    reason: str
+    since: Instant
+    strikes: int
+    job: str
+    said: str
+    """What its self-test found."""
+
+
 class NodeView(View):
     id: str
     kind: str
@@ -231,6 +244,8 @@ class NodeView(View):
     status: str
     address: str
     labels: dict[str, str]
+    quarantine: tuple[QuarantineView, ...] = ()
+    """Devices that were accused of wrong numbers; those not `released` are in no plan."""
 
 
 TERMINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})

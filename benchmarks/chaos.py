@@ -33,7 +33,7 @@ from worker.data.sampling import sample_indices
 from .cluster import NODES, NotMeasured, end_in_good_order, local_cluster, say
 
 ENDLESS = 1_000_000
-EVERY = 20
+EVERY = 10
 """Steps from one checkpoint to the next."""
 COMPARED = 200
 """Steps within which rounding has not yet grown beyond the tolerance."""
@@ -74,10 +74,10 @@ def job_file(*, steps: int = ENDLESS, exact: bool = False, sequence: int = 64) -
     }
 
 
-def soak(client: Client, schedule: Schedule, *, exact: bool = False) -> Soaked:
+def soak(client: Client, schedule: Schedule, *, exact: bool = False, sequence: int = 64) -> Soaked:
     """Raises NotMeasured where a job ends by itself."""
     say(f"seed {schedule.seed}")
-    job = client.submit(job_file(exact=exact)).id
+    job = client.submit(job_file(exact=exact, sequence=sequence)).id
     _until_step(client, job, 3)
     seen: set[str] = set()
 
@@ -91,7 +91,7 @@ def soak(client: Client, schedule: Schedule, *, exact: bool = False) -> Soaked:
     ended = _end_at_a_checkpoint(client, job)
     say(f"{ended.step} steps; now its undisturbed twin")
     assert ended.checkpoint is not None
-    twin = client.wait(client.submit(job_file(steps=ended.checkpoint.step, exact=exact)).id)
+    twin = client.wait(client.submit(job_file(steps=ended.checkpoint.step, exact=exact, sequence=sequence)).id)
     if not twin.succeeded or twin.checkpoint is None:
         raise NotMeasured(f"the twin is {twin.status}: {twin.reason}")
     disturbed, undisturbed = list(client.all_metrics(job)), list(client.all_metrics(twin.id))

@@ -1,8 +1,8 @@
-"""What orchestration costs: a step under Everstep, the same parallel code under torchrun, and plain torch, side by side.
+"""What orchestration costs: a step under Everstep, the same parallel code under torchrun, plain and exact, and plain torch.
 
     python -m benchmarks.train --json [--blocks 20] [--seconds 3] [--mirrors 1] [--degrees 2,2,2]
 
-All three contenders live side by side, with the whole cluster up, and all but the one that is measured are stopped by
+All contenders live side by side, with the whole cluster up, and all but the one that is measured are stopped by
 signals. A block is a few seconds of one of them after a warm-up that does not count; blocks alternate, so what changes
 slowly on the machine changes for all. The last line of output is one JSON object.
 """
@@ -41,6 +41,8 @@ REPORT_S = 0.5
 LEAST_STEPS = 4
 """In a block; one with fewer goes on."""
 LONGEST_BLOCK_S = 60.0
+STRIDE = 7
+"""Through the orders of contenders, so that few blocks already have each of them in each place."""
 FIRST_STEPS = 10
 """Of each contender before the first block."""
 
@@ -132,7 +134,7 @@ def main() -> int:
         spec.write_bytes(codec.dumps(workload.spec()))
         plan.write_bytes(codec.dumps(ours.plan))
         contenders: list[Contender] = [ours]
-        for module, argument in (("same_code", str(plan)), ("plain_torch", str(ours.plan.pp))):
+        for module, argument in (("same_code", str(plan)), ("exact_code", str(plan)), ("plain_torch", str(ours.plan.pp))):
             peer = stack.enter_context(Torchrun(module, WORLD_SIZE, [str(spec), argument], folder))
             peer.wait_for_step(FIRST_STEPS)
             peer.stop()
@@ -157,7 +159,7 @@ def _measure(
     found: dict[str, list[Block]] = {contender.name: [] for contender in contenders}
     orders = list(permutations(contenders))
     for number in range(count):
-        for contender in orders[number % len(orders)]:
+        for contender in orders[number * STRIDE % len(orders)]:
             found[contender.name].append(_block(contender, others, seconds))
         said = ", ".join(f"{name} {blocks[-1].step_s:.4f}" for name, blocks in found.items())
         say(f"block {number + 1:2} of {count}: {said}")
@@ -189,12 +191,16 @@ def _block(contender: Contender, others: Sequence[ProcessId], seconds: float) ->
 
 def _result(blocks: dict[str, list[Block]]) -> dict[str, object]:
     ours, same, plain = (blocks[name] for name in ("everstep", "same_code", "plain_torch"))
+    exact = paired_ratio([block.step_s for block in blocks["exact_code"]], [block.step_s for block in same])
     tax = paired_ratio([block.step_s for block in ours], [block.step_s for block in same])
     torch = paired_ratio([block.step_s for block in ours], [block.step_s for block in plain])
     work = paired_ratio([block.step_cpu_s for block in ours], [block.step_cpu_s for block in same])
     return {
         "tax_ratio": round(tax.value, 4),
         "tax_ratio_high": round(tax.high, 4),
+        "tax_ratio_exact": round(exact.value, 4),
+        "tax_ratio_exact_low": round(exact.low, 4),
+        "tax_ratio_exact_high": round(exact.high, 4),
         "ratio_to_torch": round(torch.value, 4),
         "step_s": round(median(block.step_s for block in ours), 4),
         "tax_ratio_low": round(tax.low, 4),

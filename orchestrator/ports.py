@@ -15,6 +15,7 @@ from .domain.job import JobRecord
 from .domain.plan import Infeasible, Plan
 from .domain.profile import Profile
 from .domain.protocol import Envelope, HostMessage
+from .domain.quarantine import Quarantine
 from .domain.spec import JobSpec
 
 # --- state ---------------------------------------------------------------------------------------------------------------
@@ -29,18 +30,22 @@ class Commit:
     steps: tuple[StepRecord, ...] = ()
     nodes: tuple[Node, ...] | None = None
     """The cluster's projection for readers, when it changed."""
+    quarantine: tuple[Quarantine, ...] | None = None
+    """All that is held against any device, when it changed."""
     cursor: str | None = None
     """Commands up to and including this one have been taken into account."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.jobs or self.history or self.steps or self.nodes is not None or self.cursor is not None)
+        changed = self.nodes is not None or self.quarantine is not None or self.cursor is not None
+        return not (self.jobs or self.history or self.steps or changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     jobs: Mapping[JobId, JobRecord]
     cursor: str
+    quarantine: tuple[Quarantine, ...] = ()
 
 
 class StateStore(Protocol):
@@ -104,6 +109,8 @@ class Desk(Protocol):
         ...
 
     async def nodes(self) -> tuple[Node, ...]: ...
+
+    async def quarantine(self) -> tuple[Quarantine, ...]: ...
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]: ...
 

@@ -186,6 +186,13 @@ STATES: tuple[JobState, ...] = (
 
 RESTORES = (FromSeed(), FromCheckpoint(checkpoint=CHECKPOINT), FromMemory(step=Step(41), answer=ANSWER, moves=(MOVE,)))
 
+# Of an exact job: answers with maxima, and a checkpoint that kept one.
+EXACT_ANSWER = replace(ANSWER, maxima=(0.25, 1e-30))
+EXACT_RESTORES = (
+    FromCheckpoint(checkpoint=replace(CHECKPOINT, answer=replace(EXACT_ANSWER, step=Step(40)))),
+    FromMemory(step=Step(41), answer=EXACT_ANSWER, moves=(MOVE,)),
+)
+
 REQUESTS: tuple[HostRequest, ...] = (
     OpenHost(job=JOB, node=NODE, num_devices=2, spec=SPEC, profile=PROFILE, checkpoint_dir="/state/c", log_dir="/state/l"),
     PrepareSeats(generation=G2, devices=(D0, D1)),

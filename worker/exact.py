@@ -26,7 +26,7 @@ GROWTH_BITS = 8
 LEAST_EXPONENT = -64
 """Maxima below 2**-64 count as that, so that every factor is a normal fp32 number."""
 HALF_BITS = 31
-SLICE = 1 << 15
+SLICE = 1 << 16
 """Elements converted at a time: the scratch memory stays in cache."""
 
 
@@ -58,17 +58,31 @@ def _exponent(maximum: float) -> int:
     return max(frexp(maximum)[1], LEAST_EXPONENT) if maximum and isfinite(maximum) else LEAST_EXPONENT
 
 
-def add_quantised(total: torch.Tensor, values: torch.Tensor, shift: int) -> None:
-    """total += round(values * 2**shift), to even where half way. total: (n,) int64; values: (n,) fp32, finite."""
-    # In fp32 throughout: a power of two is exact there, and what it makes smaller than normal rounds to zero anyway.
-    factor = ldexp(1.0, shift)
-    size = values.numel()
-    scratch = torch.empty(min(size, SLICE), dtype=torch.float32, device=values.device)
-    for start in range(0, size, SLICE):
-        stop = min(size, start + SLICE)
-        part = scratch[: stop - start]
-        torch.mul(values[start:stop], factor, out=part)
-        total[start:stop].add_(part.round_().to(torch.int64))
+class Quantiser:
+    """Moves gradients into sums of integers, a slice at a time, so that each element is fetched from memory once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._scaled = torch.empty(SLICE, dtype=torch.float32, device=device)
+        self._whole = torch.empty(SLICE, dtype=torch.int64, device=device)
+
+    def move(self, values: torch.Tensor, total: torch.Tensor, shift: int, peak: torch.Tensor) -> None:
+        """total += round(values * 2**shift), to even where half way; values become zero.
+
+        values: (n,) fp32; total: (n,) int64; peak: () fp32, raised to the largest absolute value, NaN where there is one.
+        Of values that are not finite the sum means nothing.
+        """
+        # In fp32 throughout: a power of two is exact there, and what it makes smaller than normal rounds to zero anyway.
+        factor = ldexp(1.0, shift)
+        size = values.numel()
+        for start in range(0, size, SLICE):
+            part = values[start : start + SLICE]
+            scaled, whole = self._scaled[: part.numel()], self._whole[: part.numel()]
+            low, high = torch.aminmax(part)
+            torch.maximum(peak, torch.maximum(high, low.neg_()), out=peak)
+            torch.mul(part, factor, out=scaled)
+            part.zero_()
+            whole.copy_(scaled.round_())
+            total[start : start + SLICE].add_(whole)
 
 
 def to_float(out: torch.Tensor, total: torch.Tensor, shift: int) -> None:
@@ -119,12 +133,6 @@ class SquareSum:
         """Of the sums of everybody's halves."""
         high, low = ((int(halves[i]) << HALF_BITS) + int(halves[i + 1]) for i in (0, 2))
         return ldexp(float((high << self.limb) + low), -(self.shift + self.limb))
-
-
-def largest(values: torch.Tensor, out: torch.Tensor) -> None:
-    """out: () fp32, set to the largest absolute value; NaN where there is one."""
-    low, high = torch.aminmax(values)
-    torch.maximum(high, low.neg_(), out=out)
 
 
 @contextmanager

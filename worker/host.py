@@ -38,12 +38,14 @@ from orchestrator.domain.protocol import (
     RankFinished,
     RankReady,
     RankReported,
+    SelfTest,
     ShardSaved,
     StopAfter,
     Together,
 )
 
 from .crew import Crew
+from .examination import Examination
 from .injection import Injection, kill_this_process
 from .isolation import GRACE_S, Isolation
 from .mail import FromRank, Passed, Raised, order_frame
@@ -77,6 +79,7 @@ class Host:
         self._term = Term(0)
         self._outcomes: OrderedDict[EffectId, asyncio.Task[None]] = OrderedDict()
         self._outbox = Outbox()
+        self._examination = Examination(self._outbox.add)
         self._order: OpenHost | None = None
         self._crew: Crew | None = None
         self._injection: Injection | None = None
@@ -161,6 +164,9 @@ class Host:
             case KillRank(device=device):
                 if seat := self._opened_crew().at.get(device):
                     seat.kill("killed by request")
+            case SelfTest(device=device):
+                if not self._closing:
+                    self._examination.begin(device)
             case InjectFault():
                 self._opened_crew()
                 assert self._injection is not None
@@ -249,6 +255,7 @@ class Host:
         self._closing = True
         if self._watch is not None:
             self._watch.cancel()
+        await self._examination.close()
         if self._crew is not None:
             await self._crew.close()
         self._outbox.close()

@@ -37,6 +37,11 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(_PREFIX_OF_SECRETS)}
 
 
+def of_one_thread(environment: Mapping[str, str]) -> dict[str, str]:
+    """For a process that runs our code beside training: no secrets, one thread, our modules."""
+    return {**without_secrets(environment), **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
 class Zygote:
     """Used on one asyncio loop. `heard` gets the messages of worker/zygote.py, `ended` its exit code, once."""
 
@@ -73,7 +78,7 @@ class Zygote:
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**without_secrets(os.environ), **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=of_one_thread(os.environ),
             )
         finally:
             os.close(order)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import assert_never
 
 import torch
 
-from orchestrator.domain.generation import Answer, Arrived, Held, RankReport
+from orchestrator.domain.generation import Answer, Arrived, Disagrees, Finding, Held, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
 from orchestrator.domain.layout import Bucket, buckets, partners
 from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
@@ -40,6 +41,8 @@ from .checkpoint.writer import CheckpointWriter, Snapshot
 from .donation import Donation
 from .faultpoints import faultpoint
 from .feeding import Feeder
+from .findings import Found, TrainingDiverged
+from .integrity import Copies, Recomputation, check_of
 from .parallel.data import DataAxis, Session
 from .parallel.gradients import Gradients, gradients_of
 from .parallel.group import ALONE
@@ -92,6 +95,8 @@ class Trainer:
         self._maxima: tuple[float, ...] = ()  # what was voted on the step held, as every rank of the generation knows it
         self._stage: StageRunner | None = None
         self._data: DataAxis | None = None
+        self._copies: Copies | None = None
+        self._found: tuple[Generation, Finding] | None = None
 
     # --- between steps --------------------------------------------------------------------------------------------------
 
@@ -107,7 +112,7 @@ class Trainer:
         begun = perf_counter()
         if self._stage is not None:
             self._stage.close()
-        self._stage = self._data = None
+        self._stage = self._data = self._copies = None
         plan_buckets = buckets(form.plan, self._profile)
         self._build(session, plan_buckets)
         built = perf_counter()
@@ -119,8 +124,11 @@ class Trainer:
         self._data = DataAxis(session, plan_buckets, self._buffers, self._gradients, self._holdings)
         self._data.gather()
         gathered = perf_counter()
+        self._copies = Copies(session, self._spec.recovery)
         if isinstance(form.restore, FromMemory) and self._is_due(step):
-            # The generation that committed this step may not have lived to write all of its shards.
+            # The generation that committed this step may not have lived to compare it, or to write all of its shards.
+            with self._noting(form.generation):
+                self._compare_now(self._copies, step)
             self._save(session)
         return {"build": built - begun, "transfer": moved - built, "gather": gathered - moved}
 
@@ -133,17 +141,20 @@ class Trainer:
 
     def report(self, generation: Generation, lost_peer: Rank | None = None, cause: str = "") -> RankReport:
         """What this rank knows, whatever it was doing when it left."""
-        held = self._holdings
+        held = self._holdings if self._holdings is not None and not self._holdings.torn else None
+        found = self._found[1] if self._found is not None and self._found[0] == generation else None
+        changed = self._copies.changed_since(held) if held is not None and self._copies is not None else None
         return RankReport(
             device=self._me,
             generation=generation,
             voted=self._voted,
             answer=self._answer,
-            held=Held(generation=held.generation, step=held.step) if held is not None and not held.torn else None,
+            held=Held(generation=held.generation, step=held.step) if held is not None and changed is None else None,
             lost_peer=lost_peer,
             cause=cause,
             arrived=self._arrived(),
             stopped=self._is_stopping,
+            found=found or changed,
         )
 
     def _arrived(self) -> Arrived | None:
@@ -223,12 +234,17 @@ class Trainer:
     # --- the step -------------------------------------------------------------------------------------------------------
 
     def step(self, session: Session, step: Step, *, stop: bool = False) -> Answer:
-        """One optimizer step, the one after what is held. Raises Aborted, PeerLost, TrainingDiverged, NotSaved.
+        """One optimizer step, the one after what is held.
 
         stop: this rank was asked to. The vote tells the others, so that all stop after the same step: see `is_stopped`.
+        Raises Aborted, PeerLost, NotSaved; Corrupted and TrainingDiverged, which are in the next report too.
         """
-        stage, data, held, gradients = self._stage, self._data, self._holdings, self._gradients
-        if stage is None or data is None or held is None or gradients is None or held.step != step - 1:
+        with self._noting(session.generation):
+            return self._step(session, step, stop)
+
+    def _step(self, session: Session, step: Step, stop: bool) -> Answer:
+        stage, data, held, gradients, copies = self._stage, self._data, self._holdings, self._gradients, self._copies
+        if not (stage and data and held and gradients and copies) or held.step != step - 1:
             raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
         generation, progress = session.generation, self._progress
         gradients.begin(self._maxima)
@@ -236,7 +252,7 @@ class Trainer:
         while answer is None:
             progress.phase(Phase.COMPUTE, generation, step)
             with gradients.adding_up():
-                losses = stage.run(step)
+                losses = self._computed(session, stage, step)
             progress.phase(Phase.REDUCE, generation, step)
             faultpoint("before_reduce")
             data.reduce()
@@ -247,7 +263,12 @@ class Trainer:
             ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
             self._vote_for(step)
             total = session.vote(torch.cat([ballot.new_tensor([float(stop)]), ballot]), gradients.num_maxima)
-            answer = gradients.answer(total[1:], session.plan.world_size, step)
+            try:
+                answer = gradients.answer(total[1:], session.plan.world_size, step)
+            except TrainingDiverged:
+                # All see the same sum, so all are here: where copies differ, flipped bits of the state are the reason.
+                self._compare_now(copies, step)
+                raise
             if answer is None:
                 # Everybody sees the same and runs it again. Somebody who left without having seen it still says that it
                 # voted: should a later pass be committed, it has voted in that one too, with that one's gradients.
@@ -267,10 +288,28 @@ class Trainer:
         progress.phase(Phase.GATHER, generation, step)
         data.gather()
         faultpoint("after_gather")
+        # Last of all, so that what is saved is what was agreed on.
+        if copies.is_due(step, self._is_due(step)):
+            copies.compare(held)
         if self._is_due(step):
             progress.phase(Phase.SAVE, generation, step)
             self._save(session)
         return answer
+
+    def _computed(self, session: Session, stage: StageRunner, step: Step) -> Mapping[int, float]:
+        """Forward and backward of every id; with `recovery.verify`, of one more that another pipeline computes as well."""
+        check = check_of(session.plan, step) if self._spec.recovery.verify == "recompute" else None
+        if check is None:
+            return stage.run(step)
+        assert self._buffers is not None
+        twice = Recomputation(session, self._buffers, check)
+        if twice.is_checker:
+            stage.recompute(step, check.number)
+            twice.note()
+            self._buffers.zero()
+        losses = stage.run(step, twice.note_first if twice.is_checked else None)
+        twice.compare(step)
+        return losses
 
     def _vote_for(self, step: Step) -> None:
         self._voted = step
@@ -285,6 +324,22 @@ class Trainer:
         adamw(self._spec.train, answer, held.state, held.gradient, held.decayed)
         held.step = answer.step
         held.torn = False
+
+    def _compare_now(self, copies: Copies, step: Step) -> None:
+        assert self._holdings is not None
+        if copies.is_due(step, True):
+            copies.compare(self._holdings)
+
+    @contextmanager
+    def _noting(self, generation: Generation) -> Iterator[None]:
+        """Keep what is found for the report, and leave it where it outlives this process."""
+        try:
+            yield
+        except Found as found:
+            self._found = generation, found.finding
+            if isinstance(found.finding, Disagrees):
+                self._progress.disagrees(found.finding)
+            raise
 
     # --- damage on purpose ----------------------------------------------------------------------------------------------
 

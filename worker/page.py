@@ -17,11 +17,12 @@ import time
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.faults import POINTS
-from orchestrator.domain.generation import Answer, RankReport
-from orchestrator.domain.ids import Device, Generation, Step
+from orchestrator.domain.generation import Answer, Disagrees, RankReport
+from orchestrator.domain.ids import Device, Generation, Rank, Step
 
 from .progress import Phase
 
@@ -54,8 +55,13 @@ class _Word(IntEnum):
     ANSWERS = 11
     PROGRESSED_NS = 12
     WAITING_NS = 13
+    DISAGREES_WITH = 20
+    """Rank + 1 and what about, packed; 0 for nobody."""
+    DISAGREES_IN = 21
     FAULT = 23
 
+
+_ABOUT: tuple[Literal["state", "gradient", "memory"], ...] = ("state", "gradient", "memory")
 
 # Plain integers: an enum member costs a look-up at every collective.
 _GENERATION, _PHASE, _STEP, _MICRO_BATCH = (
@@ -180,6 +186,10 @@ class PageWriter(_Mapped):
         # Last: until this word names it the other slot's answer is the one that counts, so a death above tears nothing.
         self._words[_Word.ANSWERS] = number
 
+    def disagrees(self, finding: Disagrees) -> None:
+        self._words[_Word.DISAGREES_IN] = self._words[_GENERATION]
+        self._words[_Word.DISAGREES_WITH] = (finding.rank + 1) << 8 | _ABOUT.index(finding.about)
+
     def _name(self, group: str) -> bytes:
         name = self._names[group] = group.encode()[:_GROUP_BYTES].ljust(_GROUP_BYTES, b"\0")
         return name
@@ -236,4 +246,11 @@ class PageReader(_Mapped):
             answer=answer[1] if answer and answer[0] == generation else None,
             held=None,
             cause=cause,
+            found=self._disagreement(generation),
         )
+
+    def _disagreement(self, generation: Generation) -> Disagrees | None:
+        packed = self._words[_Word.DISAGREES_WITH]
+        if not packed or self._words[_Word.DISAGREES_IN] != generation:
+            return None
+        return Disagrees(rank=Rank((packed >> 8) - 1), about=_ABOUT[packed & 0xFF])

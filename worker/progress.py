@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Protocol
 
-from orchestrator.domain.generation import Answer
+from orchestrator.domain.generation import Answer, Disagrees
 from orchestrator.domain.ids import Generation, Step
 
 
@@ -40,6 +40,10 @@ class Progress(Protocol):
         """Called as soon as the vote is known to have passed, before anything is updated."""
         ...
 
+    def disagrees(self, finding: Disagrees) -> None:
+        """Called before this rank leaves because of it: the evidence must outlive it."""
+        ...
+
 
 class Relay:
     """Passes on what it is told until it is muted: a thread that was replaced must not be heard any more."""
@@ -68,6 +72,9 @@ class Relay:
     def passed(self, answer: Answer) -> None:
         self._to.passed(answer)
 
+    def disagrees(self, finding: Disagrees) -> None:
+        self._to.disagrees(finding)
+
 
 class Unwatched:
     """Tells nobody."""
@@ -83,3 +90,5 @@ class Unwatched:
     def voted(self, step: Step) -> None: ...
 
     def passed(self, answer: Answer) -> None: ...
+
+    def disagrees(self, finding: Disagrees) -> None: ...

@@ -53,6 +53,7 @@ from orchestrator.domain.protocol import (
 from .donation import Donation
 from .faultpoints import faultpoint
 from .faults import Faults
+from .findings import Found
 from .joining import Joining
 from .loop import Trainer
 from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_order, said_frame
@@ -488,11 +489,11 @@ def _restored_step(restore: Restore) -> Step:
             return step
 
 
-def _why_left(error: BaseException) -> Aborted | PeerLost | NotFormed | None:
+def _why_left(error: BaseException) -> Aborted | PeerLost | NotFormed | Found | None:
     """What ended the generation, through whatever a library wrapped around it; None where the program itself raised."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, Aborted | PeerLost | NotFormed):
+        if isinstance(seen, Aborted | PeerLost | NotFormed | Found):
             return seen
         seen = seen.__cause__ or seen.__context__
     return None

@@ -21,6 +21,7 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 def register(app: typer.Typer) -> None:
     app.command("nodes")(nodes)
     app.command("add-node")(add_node)
+    app.command("release")(release)
     kill = typer.Typer(
         no_args_is_help=True, help="Kill a rank or a node for real, to see a recovery (needs a server with chaos on)."
     )
@@ -41,6 +42,11 @@ def nodes(ctx: typer.Context, as_json: AsJson = False) -> None:
         hint(["everstep add-node H100"])
     else:
         out().print(render.nodes_table(found))
+        for line in render.kept_out(found):
+            out().print(line)
+        held = [node.id for node in found if any(one.standing == "held" for one in node.quarantine)]
+        if held:
+            hint([f"everstep release {name}" for name in held])
 
 
 def add_node(
@@ -54,6 +60,20 @@ def add_node(
     """Add a node; running jobs use it from their next generation on."""
     labels = {name: value for name, value in (("rack", rack), ("switch", switch)) if value}
     accepted = session_of(ctx).client().add_node(kind, num_devices, labels)
+    if as_json:
+        print_json(accepted)
+    else:
+        out().print(accepted.message)
+        hint(["everstep nodes"])
+
+
+def release(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NODE", help="See everstep nodes.")],
+    as_json: AsJson = False,
+) -> None:
+    """Let a node's devices be used again that are kept out for wrong numbers; you vouch for them."""
+    accepted = session_of(ctx).client().release_node(name)
     if as_json:
         print_json(accepted)
     else:

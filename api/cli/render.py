@@ -83,6 +83,19 @@ def nodes_table(nodes: Sequence[NodeView]) -> Table:
     return table
 
 
+def kept_out(nodes: Sequence[NodeView]) -> list[Text]:
+    """A line for each device that no plan may use."""
+    until = {"testing": "until its self-test has passed", "held": "until you release it"}
+    return [
+        Text(
+            f"{one.device} is kept out {until[one.standing]}: {one.reason}{f' ({one.said})' if one.said else ''}", "yellow"
+        )
+        for node in nodes
+        for one in node.quarantine
+        if one.standing in until
+    ]
+
+
 def job_page(job: JobView) -> RenderableType:
     parts: list[RenderableType] = [title(job), _facts(job)]
     if job.plan is not None:

@@ -181,6 +181,10 @@ class Client:
         body = {"kind": kind, "num_devices": num_devices} | ({"labels": dict(labels)} if labels else {})
         return AcceptedView.model_validate(self._json("POST", "/api/v1/nodes", json=body, repeatable=False))
 
+    def release_node(self, node: str) -> AcceptedView:
+        """Have its devices planned with again, whatever is held against them."""
+        return AcceptedView.model_validate(self._json("POST", f"/api/v1/nodes/{quote(node, safe='')}:release"))
+
     def kill_node(self, node: str) -> FaultAcceptedView:
         return self._fault({"kind": "kill_node", "node": node})
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,9 +28,10 @@ from worker.session import Session
 from .ground import Ground, StepLog, arguments
 
 
-def main() -> None:
+def main(*, exact: bool = False) -> None:
     spec_file, plan_file, log_file = arguments(3)
     ground = Ground(spec_file)
+    spec = replace(ground.spec, train=replace(ground.spec.train, exact=exact))
     plan = codec.loads(Plan, Path(plan_file).read_bytes())
     seat = plan.seats[ground.rank]
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -59,7 +61,7 @@ def main() -> None:
     log = StepLog(log_file, ground.rank) if ground.rank == 0 else None
     with TemporaryDirectory() as nowhere:
         trainer = Trainer(
-            ground.spec, ground.profile, ground.program, ground.tokens, seat.device, progress, Path(nowhere), lambda _: None
+            spec, ground.profile, ground.program, ground.tokens, seat.device, progress, Path(nowhere), lambda _: None
         )
         trainer.restore(session, form)
         # As in a rank, which is born with it: a cheaper garbage collection must not hide a part of the tax.

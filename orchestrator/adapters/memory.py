@@ -16,6 +16,7 @@ from orchestrator.domain.errors import Conflict, NotFound, StaleTerm
 from orchestrator.domain.events import Command, HistoryEntry, StepRecord
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import TERMINAL, JobRecord
+from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.spec import JobSpec
 from orchestrator.ports import Commit, Gap, Loaded, Page
 
@@ -48,6 +49,7 @@ class MemoryStore:
         self._streams: dict[tuple[JobId, type], _Stream] = {}
         self._last: dict[JobId, int] = {}
         self._nodes: tuple[Node, ...] = ()
+        self._quarantine: tuple[Quarantine, ...] = ()
         self._commands: list[tuple[str, Command]] = []
         self._cursor = "0"
         self._news = asyncio.Event()
@@ -75,7 +77,8 @@ class MemoryStore:
             self._lease = None
 
     async def load(self) -> Loaded:
-        return Loaded(jobs={id: self._jobs[id] for id in self._jobs if id in self._open()}, cursor=self._cursor)
+        jobs = {id: self._jobs[id] for id in self._jobs if id in self._open()}
+        return Loaded(jobs=jobs, cursor=self._cursor, quarantine=self._quarantine)
 
     async def commit(self, term: Term, commit: Commit) -> None:
         if term != self._term:
@@ -89,6 +92,8 @@ class MemoryStore:
             self._append(entry)
         if commit.nodes is not None:
             self._nodes = commit.nodes
+        if commit.quarantine is not None:
+            self._quarantine = commit.quarantine
         if commit.cursor is not None:
             self._cursor = commit.cursor
         self._wake()
@@ -145,6 +150,9 @@ class MemoryStore:
 
     async def nodes(self) -> tuple[Node, ...]:
         return self._nodes
+
+    async def quarantine(self) -> tuple[Quarantine, ...]:
+        return self._quarantine
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
         items = self._items(job, HistoryEntry, number_of(after), limit)

@@ -16,13 +16,14 @@ from orchestrator.domain.errors import Conflict, EverstepError, NotFound, Refuse
 from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord, JobStatus, Probing
+from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.spec import JobSpec
 from orchestrator.ports import Gap, Page
 
 from . import redis_keys as keys
 from . import redis_scripts as scripts
 from .redis_clients import BLOCK_S, RedisAddress, RedisClients, status, text, unavailable
-from .redis_store import HISTORY_CAP
+from .redis_store import HISTORY_CAP, decode_quarantine
 
 KEY_TTL_S = 24 * 3600
 MAX_COMMANDS = 10_000
@@ -86,6 +87,10 @@ class RedisDesk:
         with unavailable(self._clients.address):
             data = await self._clients.reads.get(keys.NODES)
         return tuple(codec.decode(tuple[Node, ...], json.loads(data))) if data else ()
+
+    async def quarantine(self) -> tuple[Quarantine, ...]:
+        with unavailable(self._clients.address):
+            return decode_quarantine(await self._clients.reads.get(keys.QUARANTINE))
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
         after_number = number_of(after)

@@ -59,7 +59,7 @@ LOAD = (
 local open = redis.call('SMEMBERS', JOBS_OPEN)
 local records = {}
 for i, id in ipairs(open) do records[i] = redis.call('GET', job_key(id)) end
-return {redis.call('GET', CURSOR) or '0', records}
+return {redis.call('GET', CURSOR) or '0', records, redis.call('GET', QUARANTINE) or ''}
 """
 )
 
@@ -67,7 +67,8 @@ COMMIT = (
     LUA
     + _APPEND
     + """
--- term, sequence, nodes, cursor, number of jobs, (id, is terminal, record)..., number of entries, (id, kind, cap, entry)...
+-- term, sequence, nodes, cursor, number of jobs, (id, is terminal, record)...,
+-- number of entries, (id, kind, cap, entry)..., quarantine
 local term, sequence = ARGV[1], tonumber(ARGV[2])
 local newest = redis.call('GET', TERM) or '0'
 if term ~= newest then return {'STALE', newest} end
@@ -92,9 +93,12 @@ for i = 0, num_jobs - 1 do
   end
 end
 at = at + 3 * num_jobs + 1
-for i = 0, tonumber(ARGV[at - 1]) - 1 do
+local num_entries = tonumber(ARGV[at - 1])
+for i = 0, num_entries - 1 do
   append(ARGV[at + 4 * i], ARGV[at + 4 * i + 1], ARGV[at + 4 * i + 2], ARGV[at + 4 * i + 3])
 end
+at = at + 4 * num_entries
+if ARGV[at] ~= '' then redis.call('SET', QUARANTINE, ARGV[at]) end
 if ARGV[3] ~= '' then redis.call('SET', NODES, ARGV[3]) end
 if ARGV[4] ~= '' then
   redis.call('SET', CURSOR, ARGV[4])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import heapq
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from orchestrator.domain.errors import Conflict, StaleTerm, Unavailable
 from orchestrator.domain.events import Command, HistoryEntry, StepRecord
 from orchestrator.domain.ids import Term
 from orchestrator.domain.job import TERMINAL, JobRecord
+from orchestrator.domain.quarantine import Quarantine
 from orchestrator.ports import Commit, Loaded
 
 from . import redis_keys as keys
@@ -62,10 +64,12 @@ class RedisStore:
 
         After a commit that ended Unavailable, take a new term first: that fences the old write if it is still on its way.
         """
-        cursor, records = await self._clients.run(self._clients.reads, scripts.LOAD)
+        cursor, records, quarantine = await self._clients.run(self._clients.reads, scripts.LOAD)
         jobs = [_record(data) for data in records if data]
         jobs.sort(key=lambda record: (record.created_at, record.id))
-        return Loaded(jobs={record.id: record for record in jobs}, cursor=text(cursor))
+        return Loaded(
+            jobs={record.id: record for record in jobs}, cursor=text(cursor), quarantine=decode_quarantine(quarantine)
+        )
 
     async def commit(self, term: Term, commit: Commit) -> None:
         arguments = list(self._arguments(commit))
@@ -110,12 +114,17 @@ class RedisStore:
         for entry in entries:
             kind = keys.HISTORY if isinstance(entry, HistoryEntry) else keys.STEPS
             yield from (entry.job, kind, self._caps[kind], codec.dumps(entry))
+        yield b"" if commit.quarantine is None else codec.dumps(commit.quarantine)
 
 
 def in_order(commit: Commit) -> list[HistoryEntry | StepRecord]:
     """History and steps of one commit as readers get them: each in its own order, merged by time."""
     entries: tuple[Iterable[HistoryEntry | StepRecord], ...] = (commit.steps, commit.history)
     return list(heapq.merge(*entries, key=lambda entry: entry.at))
+
+
+def decode_quarantine(data: bytes | str | None) -> tuple[Quarantine, ...]:
+    return tuple(codec.decode(tuple[Quarantine, ...], json.loads(data))) if data else ()
 
 
 def _command(data: bytes) -> Command:

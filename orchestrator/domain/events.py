@@ -45,7 +45,14 @@ class NodeRequested:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-Command: TypeAlias = JobSubmitted | CancelRequested | FaultRequested | NodeRequested
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRequested:
+    """A person has looked at a node: its devices are to be used again, and nothing is held against them."""
+
+    node: NodeId
+
+
+Command: TypeAlias = JobSubmitted | CancelRequested | FaultRequested | NodeRequested | ReleaseRequested
 
 # --- outcomes and observations -------------------------------------------------------------------------------------------
 

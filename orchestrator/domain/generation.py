@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from .ids import Device, Generation, Rank, Step
 from .profile import Interval
@@ -43,6 +44,29 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Disagrees:
+    """What this rank has of something differs, to the bit, from what `rank` has of the same: one of the two is wrong.
+
+    state: an interval that one owns and the other mirrors. gradient: of a micro-batch that both computed. memory: `rank` is
+    this rank itself, and what it holds is no longer what it agreed on after the step it holds.
+    """
+
+    rank: Rank
+    about: Literal["state", "gradient", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFinite:
+    """The vote on a step gave NaN or infinity. micro_batches: whose loss it was; none where only a gradient was."""
+
+    step: Step
+    micro_batches: tuple[int, ...]
+
+
+Finding: TypeAlias = Disagrees | NotFinite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """What one rank of a closed generation says, once. A dead rank's is read from its progress page by its host.
 
@@ -52,6 +76,7 @@ class RankReport:
     arrived: what a transfer that was cut short had brought, as far as `held` does not have it.
     stopped: it left because it was asked to, between two steps.
     lost_peer: the rank whose connection broke, when that is why it left; positive evidence against that rank.
+    found: what is wrong with the numbers, when that is why it left.
     stuck: threads of it that nothing gets out of a transfer; its process should be replaced when that costs nothing.
     """
 
@@ -64,6 +89,7 @@ class RankReport:
     cause: str = ""
     arrived: Arrived | None = None
     stopped: bool = False
+    found: Finding | None = None
     stuck: int = 0
 
     @property
@@ -76,7 +102,7 @@ class Settlement:
     """The recorded answer for a closed generation; its successor starts at step + 1.
 
     holders: devices whose memory is whole at `step` (or will be once they apply `answer`), with the generation whose
-    plan says which intervals those are.
+    plan says which intervals those are. is_distrusted: an owner and its mirror disagreed, so nobody's memory counts.
     arrived: intervals at `step` in devices' memory besides.
     """
 
@@ -85,3 +111,4 @@ class Settlement:
     answer: Answer | None
     holders: tuple[tuple[Device, Generation], ...]
     arrived: tuple[tuple[Device, tuple[Interval, ...]], ...] = ()
+    is_distrusted: bool = False

@@ -144,6 +144,13 @@ class InjectFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTest:
+    """Have a new process find out whether a device computes and remembers rightly; answered by SelfTested."""
+
+    device: Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseHost:
     """End every rank and the zygote; the last request."""
 
@@ -165,6 +172,7 @@ HostRequest: TypeAlias = (
     | EndJoin
     | KillRank
     | InjectFault
+    | SelfTest
     | CloseHost
 )
 HostMessage: TypeAlias = HostRequest | Together
@@ -278,6 +286,15 @@ class FaultCarriedOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTested:
+    """message: what was tried, or what came out wrong."""
+
+    device: Device
+    passed: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFailed:
     """The host itself cannot serve (the zygote could not start or died)."""
 
@@ -299,6 +316,7 @@ HostEvent: TypeAlias = (
     | JoinerAt
     | JoinFailed
     | FaultCarriedOut
+    | SelfTested
     | HostFailed
 )
 

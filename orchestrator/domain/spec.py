@@ -8,6 +8,7 @@ from typing import Literal
 
 Dtype = Literal["fp32", "bf16"]
 Backend = Literal["links", "gloo", "nccl"]
+Verify = Literal["off", "recompute"]
 Exact = Literal[False, True, "best_effort"]
 type_json = Mapping[str, object]
 
@@ -70,6 +71,10 @@ class CheckpointSpec:
 class RecoverySpec:
     mirrors: int = 1
     """Second holders of every owned interval: 0 or 1."""
+    compare_every: int = 10
+    """Steps between comparisons of owners with mirrors; 0 leaves those before each checkpoint. None without mirrors."""
+    verify: Verify = "off"
+    """recompute: in each step one micro-batch is computed by a second pipeline too, and the gradients are compared."""
     backend: Backend = "links"
     leave_s: float = 0.5
     """A rank that has not left a closed generation after this long is killed."""

@@ -36,6 +36,8 @@ def choose_restore(
     checkpoint: CheckpointRef | None,
 ) -> RestorePlan:
     """usable: devices whose process still lives and can send. Everything is restored from one step or not at all."""
+    if settlement.is_distrusted:
+        return cold_restore(checkpoint, why=f"an owner and its mirror disagree about step {settlement.step}; ")
     layouts = {g: layout(plans[g], profile, mirrors=mirrors) for _, g in settlement.holders if g in plans}
     sources: dict[Device, tuple[Interval, ...]] = {
         device: layouts[generation].held(device)
@@ -54,12 +56,12 @@ def choose_restore(
             answer=settlement.answer,
         )
     lost = sum(len(interval) for interval in found.missing)
-    return cold_restore(checkpoint, lost=lost, at=settlement.step)
+    at = settlement.step
+    return cold_restore(checkpoint, why=f"{lost} elements of step {at} are in nobody's memory; " if lost and at else "")
 
 
-def cold_restore(checkpoint: CheckpointRef | None, *, lost: int = 0, at: Step = Step(0)) -> RestorePlan:
-    """From the newest checkpoint, or from the seed where there is none yet."""
-    why = f"{lost} elements of step {at} are in nobody's memory; " if lost and at else ""
+def cold_restore(checkpoint: CheckpointRef | None, *, why: str = "") -> RestorePlan:
+    """From the newest checkpoint, or from the seed where there is none yet. why: a clause before that, for people."""
     if checkpoint is not None:
         return RestorePlan(
             restore=FromCheckpoint(checkpoint=checkpoint),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.domain.generation import Answer, RankReport, Settlement
+from orchestrator.domain.generation import Answer, Disagrees, RankReport, Settlement
 from orchestrator.domain.ids import Device, Generation, Step
 
 
@@ -14,23 +14,27 @@ def settle(
     """The step everybody continues from, never below `committed`, and who holds it whole.
 
     If anybody passed the vote for s, then every holder has the complete gradient of s, and s is committed. If nobody did,
-    s is run again: whoever had only voted goes on from s-1, which it still holds.
+    s is run again: whoever had only voted goes on from s-1, which it still holds. Where an owner and its mirror disagree,
+    which of them is wrong is not known, nor what it has spoiled since: nobody holds anything then.
     """
     answers = [report.answer for report in reports.values() if report.answer and _is_of(report, generation)]
     newest = max(answers, key=lambda answer: answer.step, default=last_answer)
     step = max(committed, newest.step if newest else Step(0))
     answer = next((a for a in (newest, last_answer) if a is not None and a.step == step), None)
+    is_distrusted = any(isinstance(r.found, Disagrees) and r.found.about == "state" for r in reports.values())
     holders = tuple(
         (device, report.held.generation)
         for device, report in sorted(reports.items())
-        if report.held is not None and _can_reach(report, step, answer)
+        if report.held is not None and _can_reach(report, step, answer) and not is_distrusted
     )
     arrived = tuple(
         (device, report.arrived.intervals)
         for device, report in sorted(reports.items())
-        if report.arrived is not None and report.arrived.step == step
+        if report.arrived is not None and report.arrived.step == step and not is_distrusted
     )
-    return Settlement(generation=generation, step=step, answer=answer, holders=holders, arrived=arrived)
+    return Settlement(
+        generation=generation, step=step, answer=answer, holders=holders, is_distrusted=is_distrusted, arrived=arrived
+    )
 
 
 def _is_of(report: RankReport, generation: Generation) -> bool:

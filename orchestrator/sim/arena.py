@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.generation import Answer
+from orchestrator.domain.generation import Answer, Disagrees, NotFinite
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
-from orchestrator.domain.layout import Move, layout
+from orchestrator.domain.layout import Move, layout, partners
 from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, RankFinished
 from orchestrator.domain.spec import JobSpec
 
-from .memory import Memory, Violation, check_filled
+from .memory import Flip, Memory, Violation, check_filled
 from .rank import SimRank
 from .scenario import loss, maxima, profile
 
@@ -53,6 +53,16 @@ class Arena:
         self.followers: dict[Device, Callable[[Step], None]] = {}
         """Newcomers who are sent what it takes to apply a step."""
         self.layout = layout(form.plan, profile(), mirrors=spec.recovery.mirrors)
+        self.mirrored = {m: owner for owner, m in partners(form.plan).items()} if spec.recovery.mirrors else {}
+        """Mirror -> whose intervals it has too."""
+        self.is_spoiled = False
+        """The next gradient that is computed twice comes out in two ways."""
+        self.is_not_finite = False
+        """The next vote comes out as NaN."""
+        self.disagreed: set[Step] = set()
+        """Steps after which an owner and its mirror had different bits."""
+        self._hashes: dict[Device, frozenset[Flip]] = {}
+        self._sources: dict[Device, Memory] = {}
 
     @property
     def step(self) -> Step:
@@ -121,6 +131,8 @@ class Arena:
             raise Violation(f"generation {self.generation} restores from {restore.checkpoint}, which was never committed")
         if isinstance(restore, FromMemory):
             self._check_moves(restore)
+            # Now, because a source that has restored holds something else.
+            self._sources = {device: memory for device, rank in self.here.items() if (memory := rank.memory)}
         if not isinstance(restore, FromSeed) and self.step:
             self._check_answer(restore)
         self._each(BLINK_S, self._receive_some, self._receive_rest)
@@ -137,7 +149,9 @@ class Arena:
         def receive(rank: SimRank) -> None:
             rank.arrived.extend(move.interval for move in self._moves_to(rank))
 
-        self._each(BLINK_S, receive, lambda: self._each(BLINK_S, self._restored, self._compute_next))
+        compares = isinstance(self.form.restore, FromMemory) and self._saves(self.step) and bool(self.mirrored)
+        then = self._compare if compares else self._compute_next
+        self._each(BLINK_S, receive, lambda: self._each(BLINK_S, self._restored, then))
 
     def _kill_donor(self) -> None:
         restore = self.form.restore
@@ -178,24 +192,47 @@ class Arena:
             return
         self.has_started = True
         self.world.checker.started(self)
-        rank.restored(Memory(self.generation, self.step, self.layout.held(rank.device)))
-        if isinstance(self.form.restore, FromMemory):
+        memory = Memory(self.generation, self.step, self.layout.held(rank.device), self._brought(rank.device))
+        rank.restored(memory)
+        self._hashes[rank.device] = memory.wrong
+        if isinstance(self.form.restore, FromMemory) and not self.mirrored:
             self._save_if_due(rank)
         if self.step == self.spec.train.steps:
             self._finish(rank)
 
+    def _brought(self, device: Device) -> frozenset[Flip]:
+        """Flipped bits come along with what they are in, moved or kept."""
+        restore = self.form.restore
+        if not isinstance(restore, FromMemory):
+            return frozenset()
+        moves = [move for move in restore.moves if move.target == device]
+        moved = {flip for move in moves for flip in self._wrong_at(move.source) if flip.is_in((move.interval,))}
+        own = self._sources.get(device)
+        if own is not None and own.step == restore.step:
+            arrived, held = [move.interval for move in moves], self.layout.held(device)
+            moved |= {flip for flip in own.wrong if flip.is_in(held) and not flip.is_in(arrived)}
+        return frozenset(moved)
+
+    def _wrong_at(self, source: Device) -> frozenset[Flip]:
+        """What had arrived somewhere without being held yet counts as right."""
+        return self._sources[source].wrong if source in self._sources else frozenset()
+
     # --- training ---------------------------------------------------------------------------------------------------------
 
-    def _compute_next(self) -> None:
-        self.members = self.form.plan.devices  # donors have done their part
+    def _dismiss_donors(self) -> None:
+        """They have done their part."""
+        self.members = self.form.plan.devices
         self.here = {device: self.here[device] for device in self.members}
+
+    def _compute_next(self) -> None:
+        self._dismiss_donors()
         step = Step(max(rank.memory.step for rank in self.here.values() if rank.memory) + 1)
         if step == self.world.scenario.broken.get(self.job):
             rank = self.here[self.world.rng.choice(self.members)]
             rank.soon(*COMPUTE_S, lambda: rank.host.kill(rank, f"BrokenError: at {self.world.clock.now:.3f}"))
             self._each(COMPUTE_S, lambda _: None, lambda: None)  # nobody gets to the vote
         elif step <= self.spec.train.steps:
-            self._each(COMPUTE_S, lambda _: None, lambda: self._each(BLINK_S, vote, lambda: self._pass(step)))
+            self._each(COMPUTE_S, self._check_gradient, lambda: self._each(BLINK_S, vote, lambda: self._pass(step)))
 
         def vote(rank: SimRank) -> None:
             rank.voted = step
@@ -204,6 +241,12 @@ class Arena:
 
     def _pass(self, step: Step) -> None:
         """Everybody has voted: this is the instant at which the step is committed, whoever lives to see it."""
+        if self.is_not_finite and (self.job, step) not in self.world.not_finite:
+            self.is_not_finite = False
+            self.world.not_finite.add((self.job, step))  # a second time it would be the training itself
+            found = NotFinite(step=step, micro_batches=(0,))
+            self._each(BLINK_S, lambda rank: rank.leave(None, f"step {step} gave micro-batch 0: loss nan", found), _nothing)
+            return
         self.world.checker.vote_completed(self, step)
         answer = self._answer(step)
 
@@ -216,22 +259,58 @@ class Arena:
                 self.world.note(f"* {self.job} on {rank.device} dies having passed step {step}")
                 rank.host.kill(rank)
                 return
-            self._save_if_due(rank)
+            assert rank.memory is not None
+            self._hashes[rank.device] = rank.memory.wrong
+            if not compares:
+                self._save_if_due(rank)
             if step == self.spec.train.steps:
                 self._finish(rank)
-            elif self.stopping:
-                del self.here[rank.device]
-                rank.stopped()
 
-        self._each(BLINK_S, see, lambda: self._applied(step))
+        compares = bool(self.mirrored) and (self._saves(step) or self._is_every(step))
+        self._each(BLINK_S, see, self._compare if compares else self._applied)
 
-    def _applied(self, step: Step) -> None:
-        """By everybody; newcomers are sent what they need to do the same."""
-        self.at = step
+    def _applied(self) -> None:
+        """By everybody; newcomers are sent what they need to do the same. Here training stops if anybody was asked to."""
+        self.at = Step(max(rank.memory.step for rank in self.here.values() if rank.memory))
         for _, follow in sorted(self.followers.items()):
-            follow(step)
-        if not self.stopping:
+            follow(self.at)
+        if not self.stopping or self.at == self.spec.train.steps:
             self._compute_next()
+            return
+
+        def stop(rank: SimRank) -> None:
+            del self.here[rank.device]
+            rank.stopped()
+
+        self._each(BLINK_S, stop, lambda: None)
+
+    def _compare(self) -> None:
+        """Each mirror has its owner's hash of this step, taken when the owner had updated."""
+        self._dismiss_donors()
+
+        def check(rank: SimRank) -> None:
+            owner, memory = self.mirrored[rank.device], rank.memory
+            assert memory is not None
+            shared = self.layout.owned[owner]
+            mine, theirs = (
+                {flip for flip in self._hashes[device] if flip.is_in(shared)} for device in (rank.device, owner)
+            )
+            if mine != theirs:
+                self.disagreed.add(memory.step)
+                found = Disagrees(rank=self.form.plan.seat_of[owner].rank, about="state")
+                rank.leave(None, f"the copy of what {owner} owns differs", found)
+                return
+            rank.agreed = self.generation, memory.step, self._hashes[rank.device]
+            self._save_if_due(rank)
+
+        self._each(BLINK_S, check, self._applied)
+
+    def _check_gradient(self, rank: SimRank) -> None:
+        """One micro-batch is computed by two pipelines; the second one's rank sees that the gradients differ."""
+        if not self.is_spoiled or self.form.plan.seat_of[rank.device].pipeline == 0:
+            return
+        self.is_spoiled = False
+        rank.leave(None, "the gradient of a micro-batch differs", Disagrees(rank=Rank(0), about="gradient"))
 
     def _answer(self, step: Step) -> Answer:
         """Summed over the pipelines, as the vote does it: an id computed twice or by nobody shows in the losses."""
@@ -249,6 +328,18 @@ class Arena:
 
     def _save_if_due(self, rank: SimRank) -> None:
         assert rank.memory is not None
-        every, step = self.spec.checkpoint.every, rank.memory.step
-        if every and step and (step % every == 0 or step == self.spec.train.steps):
+        step = rank.memory.step
+        if self._saves(step):
             rank.soon(0.01, 0.3, lambda: rank.host.rank_saved(rank, self.generation, step))
+
+    def _saves(self, step: Step) -> bool:
+        every = self.spec.checkpoint.every
+        return bool(every and step and (step % every == 0 or step == self.spec.train.steps))
+
+    def _is_every(self, step: Step) -> bool:
+        every = self.spec.recovery.compare_every
+        return bool(every) and step % every == 0
+
+
+def _nothing() -> None:
+    """Nobody is left."""

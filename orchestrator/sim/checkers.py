@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.domain.events import StepRecord
 from orchestrator.domain.faults import Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, Step
-from orchestrator.domain.job import TERMINAL, JobRecord, Reforming, Running
+from orchestrator.domain.job import TERMINAL, JobRecord, Reforming, Running, Starting
 from orchestrator.domain.profile import Interval, joined
 from orchestrator.ports import Commit
 
@@ -66,7 +66,9 @@ class Checker:
                 raise Violation(f"{len(record.outbox)} effects of {job} are outstanding")
             if isinstance(record.state, TERMINAL) and record.outbox:
                 raise Violation(f"{job} is over and {len(record.outbox)} effects are outstanding")
-        self._check_devices({**before, **commit.jobs})
+        records = {**before, **commit.jobs}
+        self._check_devices(records)
+        self._check_quarantine(records)
 
     def _check_steps(self, record: JobRecord, committed: Step, steps: list[StepRecord], counted: int) -> None:
         """Each step once, in order, with the reference's answer; back only where it was counted."""
@@ -104,6 +106,8 @@ class Checker:
         state = record.state
         if not isinstance(state, Reforming) or state.closing.settlement is None:
             return  # more has happened in the same commit
+        if state.closing.settlement.is_distrusted:
+            return  # an owner and its mirror disagree: nobody's memory counts
         step = state.closing.settlement.step
         held: list[Interval] = []
         for (job, node), host in sorted(self._world.hosts.items()):
@@ -111,6 +115,8 @@ class Checker:
                 continue
             for rank in host.ranks.values():
                 memory = rank.memory
+                if rank.has_changed:
+                    continue
                 if memory and (memory.step == step or (memory.step == step - 1 and rank.voted == step)):
                     held.extend(memory.intervals)
                 if rank.arrived_at == step:
@@ -126,6 +132,16 @@ class Checker:
                 for device in record.state.plan.devices:
                     if taken.setdefault(device, job) != job:
                         raise Violation(f"{device} trains {job} and {taken[device]} at once")
+
+    def _check_quarantine(self, records: Mapping[JobId, JobRecord]) -> None:
+        """Nobody trains, or is about to, on a device that is kept out."""
+        out = {one.device for one in self._world.store.quarantine if one.is_out}
+        for job, record in records.items():
+            state = record.state
+            forming = state.forming if isinstance(state, Starting | Reforming) else None
+            plan = state.plan if isinstance(state, Running) else forming.plan if forming else None
+            if plan and (found := out & set(plan.devices)):
+                raise Violation(f"{job} is planned on {', '.join(map(str, sorted(found)))}, which is kept out")
 
     # --- at the end -------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ from orchestrator.domain.protocol import (
     PrepareSeats,
     RankExited,
     SeatsPrepared,
+    SelfTest,
+    SelfTested,
     ShardSaved,
     StepsPassed,
     StopAfter,
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 FLUSH_S = 0.2
 LAST_WORDS_LOST = 0.5
+BROKEN = 0.2
+"""How often a device that is tested turns out to be."""
 GRACE_S = 60.0
 WATCH_S = 5.0
 
@@ -112,6 +116,10 @@ class SimHost:
             case KillRank(device=device):
                 if device in self.ranks:
                     self.kill(self.ranks[device])
+            case SelfTest(device=device):
+                passed = self.world.rng.random() > BROKEN
+                answer = SelfTested(device=device, passed=passed, message="as good as new" if passed else "wrong answers")
+                self._soon(0.5, 3.0, lambda: self._say(answer))
             case InjectFault():
                 self._inject(request)
             case CloseHost():

@@ -15,11 +15,25 @@ class Violation(AssertionError):
     """A promise was broken: what and where, in one sentence."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A bit of one element that was flipped; every flip has a number of its own."""
+
+    line: str
+    at: int
+    number: int
+
+    def is_in(self, intervals: Iterable[Interval]) -> bool:
+        return any(i.line == self.line and i.start <= self.at < i.stop for i in intervals)
+
+
 @dataclass(slots=True)
 class Memory:
     generation: Generation
     step: Step
     intervals: tuple[Interval, ...]
+    wrong: frozenset[Flip] = frozenset()
+    """Bits that are not what training made them; two memories with the same ones have the same bits."""
 
     @property
     def held(self) -> Held:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.generation import Answer, Arrived, RankReport
+from orchestrator.domain.generation import Answer, Arrived, Disagrees, Finding, RankReport
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.profile import Interval, joined
 from orchestrator.domain.protocol import BeginJoin, FormGeneration, FromMemory, RankReady, RankReported, Restore
 
-from .memory import Memory, Violation, uncovered
+from .memory import Flip, Memory, Violation, uncovered
 from .newcomer import Newcomer
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ class SimRank:
         self.answer: Answer | None = None
         self.answered_in = Generation(0)
         self.finished = False
+        self.found: tuple[Generation, Finding] | None = None
+        self.agreed: tuple[Generation, Step, frozenset[Flip]] | None = None
+        """What it held when its copies last agreed."""
         self.stuck = 0
         self.raised = ""
         self._when_thawed: list[Callable[[], None]] = []
@@ -134,10 +137,12 @@ class SimRank:
         self.arena = None
         self.soon(0.001, 0.015, lambda: self._report(arena.generation, None, "asked to stop", stopped=True))
 
-    def leave(self, lost_peer: Rank | None, cause: str) -> None:
+    def leave(self, lost_peer: Rank | None, cause: str, found: Finding | None = None) -> None:
         """Stop where it is and report."""
         arena = self.arena
         assert arena is not None
+        if found is not None:
+            self.found = arena.generation, found
         arena.left(self)
         self.arena = None
         self.soon(0.001, 0.015, lambda: self._report(arena.generation, lost_peer, cause))
@@ -146,16 +151,21 @@ class SimRank:
         if self.reported >= generation or not self.reaches("before_report"):
             return
         self.reported = generation
+        arena = self.host.world.arenas.get((self.host.job, generation))
+        changed = None
+        if self.has_changed and arena is not None and self.device in arena.form.plan.seat_of:
+            changed = Disagrees(rank=arena.form.plan.seat_of[self.device].rank, about="memory")
         report = RankReport(
             device=self.device,
             generation=generation,
             voted=self.voted,
             answer=self.answer,
-            held=self.memory.held if self.memory else None,
+            held=self.memory.held if self.memory and not self.has_changed else None,
             lost_peer=lost_peer,
             cause=cause,
             arrived=Arrived(step=self.arrived_at, intervals=joined(self.arrived)) if self.arrived else None,
             stopped=stopped,
+            found=self._found_in(generation) or changed,
             stuck=self.stuck,
         )
         self.host.rank_says(self, RankReported(report=report))
@@ -169,7 +179,20 @@ class SimRank:
             answer=self.answer if self.answered_in == generation else None,
             held=None,
             cause="dead",
+            found=found if isinstance(found := self._found_in(generation), Disagrees) else None,
         )
+
+    def _found_in(self, generation: Generation) -> Finding | None:
+        return self.found[1] if self.found and self.found[0] == generation else None
+
+    @property
+    def has_changed(self) -> bool:
+        """It is where its copies agreed, and no longer has the bits that they agreed on."""
+        memory = self.memory
+        if memory is None or self.agreed is None:
+            return False
+        generation, step, wrong = self.agreed
+        return (memory.generation, memory.step) == (generation, step) and memory.wrong != wrong
 
     # --- what happens to it in its arena ----------------------------------------------------------------------------------
 

@@ -33,6 +33,10 @@ class Trouble(StrEnum):
     CRASH_AFTER_COMMIT = "crash_after_commit"
     PAUSE_SUPERVISOR = "pause_supervisor"
     STALL_STORE = "stall_store"
+    FLIP_BIT = "flip_bit"
+    SPOIL_GRADIENT = "spoil_gradient"
+    """Found by the pipeline that computes the same micro-batch again."""
+    NOT_FINITE = "not_finite"
     INJECT = "inject"
     """A fault on purpose, asked for through the kernel."""
     ADD_NODE = "add_node"
@@ -117,7 +121,9 @@ def _job(rng: Random, number: int, devices: int, steps: int | None) -> JobSpec:
         ),
         parallel=ParallelSpec(tp=tp if fits else None, pp=pp if fits else None),
         checkpoint=CheckpointSpec(every=rng.choice((0, 5, 10, 25))),
-        recovery=RecoverySpec(max_isolation_s=rng.choice((0.0, 60.0)), max_attempts=1000),
+        recovery=RecoverySpec(
+            max_isolation_s=rng.choice((0.0, 60.0)), max_attempts=1000, compare_every=rng.choice((0, 1, 4, 10))
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from orchestrator.domain.errors import Conflict, StaleTerm
 from orchestrator.domain.events import Command
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import TERMINAL, JobRecord
+from orchestrator.domain.quarantine import Quarantine
 from orchestrator.ports import Commit
 
 from .checkers import Checker
@@ -17,6 +18,7 @@ class SimStore:
         self.jobs: dict[JobId, JobRecord] = {}
         self.commands: list[Command] = []
         self.cursor = 0
+        self.quarantine: tuple[Quarantine, ...] = ()
         self.term = Term(0)
         self._checker = checker
         self._encoded: dict[JobId, bytes] = {}
@@ -36,6 +38,8 @@ class SimStore:
         for job in commit.jobs:
             if job in self.jobs and isinstance(self.jobs[job].state, TERMINAL):
                 raise Conflict(f"{job} is over")
+        if commit.quarantine is not None:
+            self.quarantine = codec.decode(tuple[Quarantine, ...], codec.encode(commit.quarantine))
         self._checker.committed(self.jobs, commit)
         for job, record in commit.jobs.items():
             self.jobs[job] = record

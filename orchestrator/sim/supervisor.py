@@ -62,7 +62,8 @@ class SimSupervisor:
         self.asleep_until = 0.0
         self.term = world.store.acquire()
         jobs, self._cursor = world.store.load()
-        self._state = State(jobs=jobs, root="/shared")
+        held = {one.device: one for one in world.store.quarantine}
+        self._state = State(jobs=jobs, root="/shared", quarantine=held)
         self._news: list[News] = []
         self._unsaved = Unsaved()
         self._turn: Timer | None = None

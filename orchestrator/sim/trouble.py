@@ -8,7 +8,9 @@ from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.job import TERMINAL, Running
 from orchestrator.domain.layout import partners
 
+from .arena import Arena
 from .host import SimHost
+from .memory import Flip
 from .rank import SimRank
 from .scenario import Trouble
 from .world import World
@@ -70,8 +72,7 @@ class Troublemaker:
                     self._has_raised = True
                     self._to_a_rank(trouble, lambda rank: rank.host.kill(rank, "OddError: odd"))
             case Trouble.KILL_VOTER:
-                running = [(job, record.generation) for job, record in sorted(world.records().items())]
-                for arena in [world.arenas[key] for key in running if key in world.arenas]:
+                for arena in self._running_arenas():
                     arena.kills_voter = True
             case Trouble.KILL_DONOR:
                 world.doomed_donors.update(world.records())
@@ -116,6 +117,14 @@ class Troublemaker:
             case Trouble.STALL_STORE:
                 world.store_stalled_until = world.clock.now + rng.choice((0.2, 3.0))
                 world.note("* the store stalls")
+            case Trouble.FLIP_BIT:
+                self._to_a_rank(trouble, self._flip_bit)
+            case Trouble.SPOIL_GRADIENT:
+                for arena in self._running_arenas():
+                    arena.is_spoiled = True
+            case Trouble.NOT_FINITE:
+                for arena in self._running_arenas():
+                    arena.is_not_finite = True
             case Trouble.INJECT:
                 self._inject()
             case Trouble.ADD_NODE:
@@ -158,11 +167,18 @@ class Troublemaker:
         world = self._world
         world.note("* trouble ends")
         self.is_quiet = True
+        self._vouch()
         for devices in (world.size[node] for node in sorted(set(self._nodes) & set(world.dead))):
             world.add_node(devices)
         if world.supervisor.is_dead or world.supervisor.dies_after_commit:
             world.supervisor.crash()
             world.restart_supervisor(1.0)
+
+    def _vouch(self) -> None:
+        """Whatever is kept out, an operator lets back in: a job may need every device there is."""
+        if not self._world.is_over:
+            self._world.release()
+            self._world.clock.after(20.0, self._vouch)
 
     def _inject(self) -> None:
         """Whether it is too much for the mirrors is the kernel's to say."""
@@ -193,6 +209,17 @@ class Troublemaker:
             world.add_node(world.size[node], node)
         else:
             world.add_node(rng.choice((1, 2, 4)))
+
+    def _running_arenas(self) -> list[Arena]:
+        world = self._world
+        running = [(job, record.generation) for job, record in sorted(world.records().items())]
+        return [world.arenas[key] for key in running if key in world.arenas]
+
+    def _flip_bit(self, rank: SimRank) -> None:
+        if rank.memory is not None and rank.memory.intervals:
+            interval = self._rng.choice(rank.memory.intervals)
+            flip = Flip(interval.line, self._rng.randrange(interval.start, interval.stop), self._world.next_flip())
+            rank.memory.wrong |= {flip}
 
     def _to_a_host(self, trouble: Trouble, hosts: list[SimHost], do: object) -> None:
         assert callable(do)

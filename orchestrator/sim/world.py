@@ -8,7 +8,7 @@ from random import Random
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import CommitCheckpoint
-from orchestrator.domain.events import CancelRequested, JobSubmitted
+from orchestrator.domain.events import CancelRequested, JobSubmitted, ReleaseRequested
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import TERMINAL, JobRecord, Reforming
 from orchestrator.domain.protocol import FormGeneration
@@ -49,6 +49,9 @@ class World:
         self.doomed_donors: set[JobId] = set()
         """Jobs whose next transfer costs a donor its life."""
         self._last_pid = 100
+        self._last_flip = 0
+        self.not_finite: set[tuple[JobId, Step]] = set()
+        """Steps that came out as NaN once."""
         for devices in scenario.nodes:
             self.add_node(devices)
         for number, spec in enumerate(scenario.jobs):
@@ -111,6 +114,9 @@ class World:
 
     def write_checkpoint(self, effect: CommitCheckpoint) -> CheckpointRef:
         record = self.store.jobs[effect.job]
+        arena = self.arenas.get((effect.job, effect.generation))
+        if arena and effect.step in arena.disagreed:
+            raise Violation(f"the checkpoint of step {effect.step} of {effect.job} is committed, and its copies disagreed")
         if effect.step > max(self.checker.curves[effect.job], default=0):
             raise Violation(f"a checkpoint of step {effect.step} of {effect.job} is committed before the step")
         wrong = [s for s in effect.shards if (effect.job, effect.generation, effect.step, s.device) not in self.shards]
@@ -144,6 +150,14 @@ class World:
         for (_, on), host in sorted(self.hosts.items()):
             if on == node:
                 host.end(silent_s)
+
+    def next_flip(self) -> int:
+        self._last_flip += 1
+        return self._last_flip
+
+    def release(self) -> None:
+        """An operator vouches for every node."""
+        self.store.commands.extend(ReleaseRequested(node=node) for node in self.size)
 
     def cancel(self, job: JobId) -> None:
         self.store.commands.append(CancelRequested(job=job))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.job import Closing, JobRecord, Join, Probing, Reforming, Running, Starting, Stopping
+from orchestrator.domain.job import Closing, JobRecord, Join, Probing, Queued, Reforming, Running, Starting, Stopping
 
 PROBE_S = 120.0
 OPEN_S = 180.0
@@ -37,6 +37,8 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
     match state:
         case Probing():
             return {"probe": PROBE_S}
+        case Queued():
+            return _retry(record, record.generation)
         case Starting(forming=forming):
             if forming.formed:
                 return {f"form:{forming.generation}": FORM_S}

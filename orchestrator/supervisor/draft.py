@@ -14,6 +14,8 @@ from orchestrator.domain.protocol import HostRequest
 from orchestrator.domain.status import status_of
 from orchestrator.jobs.transitions import check
 
+from .ward import Ward
+
 MAX_INCIDENTS = 100
 """Kept in a record; older ones stay in the history stream."""
 
@@ -24,7 +26,7 @@ class Draft:
     now: wall clock, for people. free_for: devices of living nodes that no other job holds, this job's own included; asked
     each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each living node.
     kinds: of the devices of each node that is known.
-    root: the folder every node sees.
+    root: the folder every node sees. ward: what is held against devices, of all jobs.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Draft:
         num_devices: Callable[[], Mapping[NodeId, int]],
         kinds: Callable[[], Mapping[NodeId, str]],
         root: str,
+        ward: Ward,
     ) -> None:
         self.before = record
         self.record = record
@@ -43,6 +46,7 @@ class Draft:
         self._num_devices = num_devices
         self._kinds = kinds
         self.root = root
+        self.ward = ward
         self.history: list[HistoryEntry] = []
         self.steps: list[StepRecord] = []
         self.effects: dict[EffectId, Effect] = {}
@@ -132,6 +136,7 @@ class Draft:
             listeners={device: at for device, at in self.record.listeners.items() if device.node != node},
             outbox={i: e for i, e in self.record.outbox.items() if not (isinstance(e, CallHost) and e.node == node)},
         )
+        self.ward.forget_tester(self.record.id, node)
 
     def forget_rank(self, device: Device) -> None:
         self.set(

@@ -123,6 +123,8 @@ def try_form(draft: Draft) -> None:
 def loses_steps(draft: Draft, settlement: Settlement) -> bool:
     """Whether committed steps would have to be run again if the next generation had to start from what is at hand."""
     plan = draft.record.plans.get(settlement.generation)
+    if settlement.is_distrusted:
+        return False  # whatever the silent ones hold could not be used
     return plan is not None and _choose(draft, plan, settlement).step < settlement.step
 
 

@@ -22,6 +22,7 @@ from orchestrator.domain.protocol import (
     RankReady,
     RankReported,
     SeatsPrepared,
+    SelfTested,
     ShardSaved,
     StepsPassed,
 )
@@ -40,6 +41,7 @@ from .joining import (
 )
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
 from .stopping import abandon_hosts, host_closed, stop
+from .testing import self_tested
 from .training import shard_saved, steps_passed
 
 
@@ -72,6 +74,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             join_failed(draft, said.event)
         case RankFinished():
             pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
+        case SelfTested():
+            self_tested(draft, said.event)
         case FaultCarriedOut():
             fault_carried_out(draft, said.event)
         case HostFailed(message=message, log_tail=tail):

@@ -30,6 +30,7 @@ from orchestrator.domain.events import (
     PlanChosen,
     ProgramProbed,
     ProgramRefused,
+    ReleaseRequested,
     StepRecord,
 )
 from orchestrator.domain.faults import FaultRequested
@@ -45,11 +46,13 @@ from orchestrator.domain.job import (
     Running,
     Starting,
 )
+from orchestrator.domain.quarantine import Quarantine
 
 from .draft import Draft
 from .faulting import inject, judge_faults
 from .hearing import deadline_passed, host_said, host_unheard
 from .stopping import host_closed, stop
+from .testing import attend
 from .training import (
     checkpoint_committed,
     checkpoint_failed,
@@ -57,6 +60,7 @@ from .training import (
     finish_if_done,
 )
 from .wanting import PLANNING, plan_chosen, want_devices
+from .ward import Ward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,8 @@ class State:
     nodes: tuple[Node, ...] | None = None
     """None until the cluster has been seen: a supervisor that has just started must not take that for an empty one."""
     root: str = "."
+    quarantine: Mapping[Device, Quarantine] = field(default_factory=dict)
+    """Of the cluster: it outlives jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +86,7 @@ class Stepped:
     effects: Mapping[EffectId, Effect]
     loose: tuple[Loose, ...]
     nodes_changed: bool
+    quarantine_changed: bool = False
 
 
 def step(now: float, state: State, inputs: Sequence[Input]) -> Stepped:
@@ -95,6 +102,7 @@ class _Cycle:
         self.nodes = state.nodes
         self.root = state.root
         self.nodes_changed = False
+        self.ward = Ward(state.quarantine, now)
         self.jobs = dict(state.jobs)
         self.drafts: dict[JobId, Draft] = {}
         self.loose: list[Loose] = []
@@ -111,16 +119,19 @@ class _Cycle:
                 want_devices(draft, {node.id: node for node in self.nodes})
             judge_faults(draft)
         drafts = self.drafts.values()
+        if self.nodes is not None:
+            attend(self.ward, drafts, frozenset(self._num_devices()))
         changed = {d.record.id: d.record for d in drafts if d.record != d.before}
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
         return Stepped(
-            state=State(jobs=jobs, nodes=self.nodes, root=self.root),
+            state=State(jobs=jobs, nodes=self.nodes, root=self.root, quarantine=self.ward.known),
             changed=changed,
             history=tuple(entry for d in drafts for entry in d.history),
             steps=tuple(record for d in drafts for record in d.steps),
             effects={i: e for d in drafts for i, e in d.effects.items()},
             loose=tuple(self.loose),
             nodes_changed=self.nodes_changed,
+            quarantine_changed=self.ward.has_changed,
         )
 
     # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -141,6 +152,9 @@ class _Cycle:
                 return
             case FaultRequested():
                 self._inject(one)
+                return
+            case ReleaseRequested(node=node):
+                self._release(node)
                 return
         if one.job not in self.jobs:
             return  # late news of a job that has ended
@@ -177,6 +191,12 @@ class _Cycle:
             case _:
                 assert_never(one)
 
+    def _release(self, node: NodeId) -> None:
+        for one in self.ward.release(node):
+            if one.job in self.jobs:
+                said = f"{one.device} may be used again: an operator released {node}"
+                self._draft(one.job).say("released", said, device=str(one.device))
+
     def _inject(self, fault: FaultRequested) -> None:
         jobs = [fault.job] if fault.job is not None else list(self.jobs)
         drafts = [draft for job in jobs if job in self.jobs and not (draft := self._draft(job)).is_over]
@@ -186,7 +206,9 @@ class _Cycle:
 
     def _draft(self, job: JobId) -> Draft:
         if job not in self.drafts:
-            self.drafts[job] = Draft(self.jobs[job], self.now, self._free_for, self._num_devices, self._kinds, self.root)
+            self.drafts[job] = Draft(
+                self.jobs[job], self.now, self._free_for, self._num_devices, self._kinds, self.root, self.ward
+            )
         return self.drafts[job]
 
     def _kinds(self) -> dict[NodeId, str]:
@@ -198,7 +220,7 @@ class _Cycle:
     def _free_for(self, job: JobId) -> frozenset[Device]:
         if self.nodes is None:  # what it holds is all that it is known to have
             draft = self._draft(job)
-            return _claimed(draft.before) | _claimed(draft.record)
+            return (_claimed(draft.before) | _claimed(draft.record)) - self.ward.out
         taken = {
             device
             for other, record in self.jobs.items()
@@ -206,7 +228,7 @@ class _Cycle:
             for device in _claimed(self.drafts[other].record if other in self.drafts else record)
         }
         free = {d for node in self.nodes if node.status is NodeStatus.UP for d in node.devices()}
-        return frozenset(free - taken)
+        return frozenset(free - taken - self.ward.out)
 
 
 def _claimed(record: JobRecord) -> frozenset[Device]:

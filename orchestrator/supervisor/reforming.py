@@ -8,12 +8,13 @@ from dataclasses import replace
 from orchestrator.detection.classify import host_fault
 from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import Cause, Closing, Fault, Incident, Reforming, Running, Starting
+from orchestrator.domain.job import Cause, Closing, Fault, Incident, Queued, Reforming, Running, Starting
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import CloseGeneration, CloseHost, EndJoin, KillRank, RankExited
 from orchestrator.recovery.settle import settle
 
 from .charging import charge, recharge
+from .doubting import accuse, found_fault
 from .draft import Draft
 from .forming import at_work, begin_forming, current_forming, loses_steps, prepare_again, try_form
 from .training import record_step
@@ -40,6 +41,7 @@ def begin_reform(
     generation, plan, members = _broken(draft)
     if charge(draft, fault, generation, was_formed=at_work(draft) is not None, exited=exited):
         return
+    accuse(draft, fault, generation)
     again = isinstance(state, Reforming)
     # Devices lost earlier have new processes by now, which report like everybody else.
     said = {d: r for d, r in (reports or {}).items() if r.generation == generation}
@@ -127,7 +129,8 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
         fault = Fault(cause=Cause.GROW, message=why, at=draft.now)
         begin_reform(draft, fault, reports={report.device: report}, target=join.plan if join else None)
     elif (at_it := at_work(draft)) and at_it[0] == report.generation:
-        begin_reform(draft, _link_fault(draft, report), reports={report.device: report})
+        fault = found_fault(draft, report, at_it[0]) or _link_fault(draft, report)
+        begin_reform(draft, fault, reports={report.device: report})
     for node in sorted(suspects(draft) & draft.record.unreachable):
         host_lost(draft, node, host_fault(node, "silent, and connections to its ranks broke", draft.now), False)
 
@@ -136,6 +139,8 @@ def rank_exited(draft: Draft, exited: RankExited, fault: Fault) -> None:
     """A rank's process is gone and its host lives."""
     device, gone, said = exited.device, frozenset({exited.device}), {exited.device: exited.report}
     draft.forget_rank(device)
+    if at_it := at_work(draft):
+        fault = found_fault(draft, exited.report, at_it[0]) or fault
     state = draft.state
     if isinstance(state, Running):
         if device in state.plan.seat_of:
@@ -148,6 +153,7 @@ def rank_exited(draft: Draft, exited: RankExited, fault: Fault) -> None:
     elif isinstance(state, Reforming):
         _explain(draft, fault, gone, exited)
         if isinstance(draft.state, Reforming) and not _lose(draft, gone, said, fault, exited):
+            _doubt(draft, exited.report)
             _fork_again(draft, exited, fault)
             try_settle(draft)
 
@@ -165,7 +171,7 @@ def _fork_again(draft: Draft, exited: RankExited, fault: Fault) -> None:
 
 def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) -> None:
     """A host's process is known to have ended, and its ranks with it; or it is given up, and closed once reached."""
-    if not isinstance(draft.state, Running | Starting | Reforming):
+    if not isinstance(draft.state, Queued | Running | Starting | Reforming):
         return  # the job ended with an earlier one
     had = frozenset(device for device in draft.record.pids if device.node == node)
     if not is_gone or node not in draft.record.warm:
@@ -202,6 +208,22 @@ def _explain(draft: Draft, fault: Fault, devices: frozenset[Device], exited: Ran
         recharge(draft, known, generation, exited)
     elif fault.signature and exited is not None and exited.report.generation == generation:
         recharge(draft, fault, generation, exited)  # what was felt first was only a consequence
+
+
+def _doubt(draft: Draft, report: RankReport) -> None:
+    """A rank of the generation that closes found worse than why it closes: nothing may be formed on those devices."""
+    state = draft.state
+    assert isinstance(state, Reforming)
+    fault = found_fault(draft, report, state.closing.generation)
+    if state.closing.settlement is not None or fault is None or fault.cause is not Cause.CORRUPTION:
+        return
+    if state.fault.cause is not Cause.CORRUPTION:
+        known = replace(fault, at=min(fault.at, state.fault.at))
+        draft.become(replace(state, fault=known))
+        draft.update_incident(fault=known)
+    if accuse(draft, fault, state.closing.generation):
+        for device in fault.devices:
+            _drop_plan_on(draft, device.node)
 
 
 def _lose(
@@ -243,6 +265,7 @@ def _take_report(draft: Draft, report: RankReport) -> None:
         reports={**state.closing.reports, report.device: report},
     )
     draft.become(replace(state, closing=closing))
+    _doubt(draft, report)
     try_settle(draft)
 
 

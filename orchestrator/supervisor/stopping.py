@@ -19,6 +19,7 @@ def stop(draft: Draft, outcome: Outcome) -> None:
     # What was asked for and not done yet is moot; the closing below is what counts.
     draft.set(outbox={}, target=None, join=None, planning=False)
     draft.effects.clear()
+    draft.ward.forget_tester(draft.record.id)
     draft.become(Stopping(outcome=outcome, open_hosts=hosts))
     if not hosts:
         _end(draft, outcome)

@@ -13,6 +13,7 @@ from orchestrator.domain.cluster import Node
 from orchestrator.domain.events import HistoryEntry, Input, StepRecord
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.quarantine import Quarantine
 from orchestrator.ports import Commit
 
 from .kernel import Stepped
@@ -46,6 +47,7 @@ class Unsaved:
     _history: list[HistoryEntry] = field(default_factory=list)
     _steps: list[StepRecord] = field(default_factory=list)
     _nodes: tuple[Node, ...] | None = None
+    _quarantine: tuple[Quarantine, ...] | None = None
 
     def add(self, stepped: Stepped, news: list[News], now: float) -> None:
         self.news += news
@@ -54,6 +56,8 @@ class Unsaved:
         self._steps += stepped.steps
         if stepped.nodes_changed:
             self._nodes = stepped.state.nodes
+        if stepped.quarantine_changed:
+            self._quarantine = tuple(stepped.state.quarantine.values())
         if self.due == inf and (self.news or not self.commit().is_empty):
             self.due = now + LAZY_S
 
@@ -69,5 +73,6 @@ class Unsaved:
             history=tuple(self._history),
             steps=tuple(self._steps),
             nodes=self._nodes,
+            quarantine=self._quarantine,
             cursor=next((one.cursor for one in reversed(self.news) if one.cursor), None),
         )

@@ -73,7 +73,8 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
             options = [trusted]
         case Running(plan=plan):
             considered = considered | set(plan.devices)
-            options = [trusted] if record.target is None else []
+            # One larger plan once all tests have ended, not one after each.
+            options = [trusted] if record.target is None and not draft.ward.awaits_tests else []
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
         case _:

@@ -20,8 +20,9 @@ from orchestrator.domain.cluster import Node
 from orchestrator.domain.errors import Conflict, NotFound, Refused, StaleTerm, Unavailable
 from orchestrator.domain.events import CancelRequested, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.generation import Answer
-from orchestrator.domain.ids import Generation, JobId, NodeId, Step, Term
+from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import JobRecord, Probing, Queued, Succeeded
+from orchestrator.domain.quarantine import Quarantine, Standing
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
 from orchestrator.ports import Commit, Desk, Gap, StateStore
 
@@ -188,6 +189,22 @@ async def test_lease_that_ran_out_unclaimed_can_be_renewed(kind: Kind) -> None:
 
 
 # --- commits --------------------------------------------------------------------------------------------------------------
+
+
+@running
+async def test_quarantine_is_kept_until_another_one_is_committed(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    assert (await desk.quarantine(), (await store.load()).quarantine) == ((), ())
+    first = Quarantine(device=Device(NodeId("n-1"), 0), reason="differs", since=2.0, job=A, tester=A)
+    second = replace(first, device=Device(NodeId("n-2"), 1), strikes=2, standing=Standing.HELD)
+    await store.commit(term, Commit(history=(entry(1),), quarantine=(first, second)))
+    await store.commit(term, Commit(jobs={A: a_job()}, history=(entry(2), entry(3))))
+    assert await desk.quarantine() == (first, second)
+    assert (await store.load()).quarantine == (first, second)
+    await store.commit(term, Commit(quarantine=()))
+    assert await desk.quarantine() == ()
+    assert [item.at for _, item in await desk.history(A, "0", 10) if isinstance(item, HistoryEntry)] == [1, 2, 3]
 
 
 @running

@@ -18,7 +18,7 @@ import yaml
 from api.client import ApiError, Client, EventView, GapView, StepView, Unreachable
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import Unavailable
-from orchestrator.domain.events import CancelRequested, NodeRequested
+from orchestrator.domain.events import CancelRequested, NodeRequested, ReleaseRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import (
@@ -33,6 +33,7 @@ from orchestrator.domain.job import (
     Running,
     Succeeded,
 )
+from orchestrator.domain.quarantine import Quarantine, Standing
 from tests.desk import NOW, PlayedDesk, a_plan, first_generation
 from tests.served import Served, eventually, serve
 
@@ -318,6 +319,28 @@ def test_nodes_are_listed_and_added(served: Served, client: Client) -> None:
     assert served.desk.asked == [NodeRequested(kind="B200", num_devices=4, labels={"rack": "r1"})]
     with pytest.raises(ApiError, match="kind is 'B300': must be one of"):
         client.add_node("B300")
+
+
+def test_devices_that_are_kept_out_are_shown_and_released(served: Served, client: Client) -> None:
+    served.desk.set_nodes(*(Node(id=NodeId(name), kind="H100", num_devices=2) for name in ("node-1", "node-2")))
+    held = Quarantine(
+        device=Device(NodeId("node-1"), 1),
+        reason="it differs",
+        since=NOW,
+        job=JobId(JOB),
+        strikes=2,
+        standing=Standing.HELD,
+    )
+    served.desk.write(quarantine=(held,))
+    first, second = client.nodes()
+    assert [(one.device, one.standing, one.strikes, one.job) for one in first.quarantine] == [("node-1/1", "held", 2, JOB)]
+    assert second.quarantine == ()
+    assert "node-1/1" in client.release_node("node-1").message
+    assert served.desk.asked == [ReleaseRequested(node=NodeId("node-1"))]
+    for name, status, words in (("node-2", 409, "nothing is held against"), ("node-9", 404, "nodes: node-1, node-2")):
+        with pytest.raises(ApiError, match=words) as caught:
+            client.release_node(name)
+        assert caught.value.status == status
 
 
 def test_faults_name_what_they_kill(served: Served, client: Client) -> None:

@@ -17,10 +17,11 @@ from typer.testing import CliRunner, Result
 
 from api.cli.main import app
 from orchestrator.domain.cluster import Node
-from orchestrator.domain.events import CancelRequested, NodeRequested
+from orchestrator.domain.events import CancelRequested, NodeRequested, ReleaseRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import Cancelled, Failed, Running, Succeeded
+from orchestrator.domain.quarantine import Quarantine, Standing
 from tests.desk import NOW, a_plan, first_generation
 from tests.served import Served, eventually, serve
 
@@ -234,6 +235,24 @@ def test_commands_reach_the_supervisor(served: Served) -> None:
     assert served.desk.asked[0] == CancelRequested(job=JobId(JOB))
     assert "H100" in everstep(served, "nodes").output
     assert json.loads(everstep(served, "nodes", "--json").stdout)[0]["id"] == "node-1"
+
+
+def test_nodes_name_devices_that_are_kept_out_and_release_lets_them_back(served: Served) -> None:
+    served.desk.set_nodes(Node(id=NodeId("node-1"), kind="H100", num_devices=2))
+    quarantine = Quarantine(
+        device=Device(NodeId("node-1"), 1),
+        reason="it differs",
+        since=NOW,
+        job=JobId(JOB),
+        standing=Standing.HELD,
+        said="3 wrong",
+    )
+    served.desk.write(quarantine=(quarantine,))
+    shown = " ".join(everstep(served, "nodes").output.split())
+    assert "node-1/1 is kept out until you release it: it differs (3 wrong)" in shown and "release node-1" in shown
+    assert everstep(served, "release", "node-1").exit_code == 0
+    assert served.desk.asked == [ReleaseRequested(node=NodeId("node-1"))]
+    assert everstep(served, "release", "node-2").exit_code != 0
 
 
 def test_what_is_refused_is_exit_1_and_bad_values_are_exit_2(served: Served) -> None:

@@ -27,8 +27,8 @@ from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, Restore, ShardSaved
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, TrainSpec
 from worker.data.sources import load
+from worker.findings import TrainingDiverged
 from worker.loop import Trainer, warm
-from worker.parallel.gradients import TrainingDiverged
 from worker.parallel.group import Aborted
 from worker.program import load_program
 from worker.progress import Phase, Unwatched

@@ -34,7 +34,8 @@ from orchestrator.domain.protocol import (
     Restore,
     StopAfter,
 )
-from tests import samples
+from orchestrator.domain.quarantine import Quarantine
+from tests import doubts, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -47,7 +48,14 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "history-1": (HistoryEntry, samples.HISTORY),
     "steps-1": (StepRecord, samples.STEP_RECORDS),
     "failures-1": (Failure, samples.FAILURES),
+    "exact-1": (Restore, samples.EXACT_RESTORES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
+    "doubt-requests-1": (HostRequest, doubts.REQUESTS),
+    "doubt-events-1": (HostEvent, doubts.HOST_EVENTS),
+    "doubt-inputs-1": (Input, doubts.INPUTS),
+    "doubt-reports-1": (RankReport, doubts.REPORTS),
+    "doubt-settlements-1": (Settlement, doubts.SETTLEMENTS),
+    "quarantine-1": (tuple[Quarantine, ...], (doubts.QUARANTINES,)),
     "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
@@ -72,7 +80,8 @@ def test_golden_values_decode_equal_and_are_encoded_as_they_were(name: str) -> N
 def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
-    assert {type(value) for value in (*values[union], *samples.LATER)} >= set(get_args(union))
+    later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS)
+    assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 
 
 @pytest.mark.parametrize("name", FILES)

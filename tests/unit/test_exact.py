@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.profile import exact_groups, splits_a_block
 from tests.builders import a_profile
 from tests.tiny_model import PROGRAM, a_spec
-from worker.exact import GROWTH_BITS, SUM_BITS, Scale, SquareSum, add_quantised, largest, to_float
-from worker.parallel.gradients import MAX_PASSES, ExactGradients, TrainingDiverged
+from worker.exact import GROWTH_BITS, SLICE, SUM_BITS, Quantiser, Scale, SquareSum, to_float
+from worker.findings import TrainingDiverged
+from worker.parallel.gradients import MAX_PASSES, ExactGradients
 from worker.state.buffers import Buffers, Shape
 
 PROFILE = a_profile()
@@ -28,6 +30,14 @@ def some_gradients(seed: int, count: int, size: int) -> list[torch.Tensor]:
     scales = torch.randint(-30, 7, (count, size), generator=generator)
     values = torch.ldexp(torch.randn(count, size, generator=generator), scales)
     return list(values * (torch.rand(count, size, generator=generator) < 0.9))
+
+
+def add_quantised(total: torch.Tensor, values: torch.Tensor, shift: int) -> float:
+    """The largest absolute value."""
+    peak, moved = torch.zeros(()), values.clone()
+    Quantiser(torch.device("cpu")).move(moved, total, shift, peak)
+    assert not moved.any()
+    return float(peak)
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,12 +84,13 @@ def test_no_scale_made_of_nothing_fits_anything_but_nothing() -> None:
     assert not scale.fits([1e-9, 0.5])
 
 
-@pytest.mark.parametrize("values", [[1.0, -3.0, 2.0], [float("nan"), 1.0], [float("inf"), 1.0], [-float("inf")]])
-def test_the_largest_value_shows_what_is_not_finite(values: list[float]) -> None:
-    out = torch.zeros(())
-    largest(torch.tensor(values), out)
-    assert float(out) == 3.0 or not bool(out.isfinite())
-    assert bool(out.isfinite()) == bool(torch.tensor(values).isfinite().all())
+@pytest.mark.parametrize("odd", [-3.0, float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, SLICE - 1, SLICE, 2 * SLICE + 5])
+def test_the_largest_value_shows_what_is_not_finite(odd: float, place: int) -> None:
+    values = torch.ones(2 * SLICE + 9)
+    values[place] = odd
+    peak = add_quantised(torch.zeros(len(values), dtype=torch.int64), values, 0)
+    assert peak == 3.0 if odd == -3.0 else not isfinite(peak)
 
 
 @settings(max_examples=40, deadline=None)

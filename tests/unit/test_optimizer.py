@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Step
 from orchestrator.domain.spec import TrainSpec
-from worker.parallel.optimizer import SLICE, adamw
+from worker.parallel.optimizer import SLICE, adamw, root_
 from worker.parallel.schedule import learning_rate
 
 TRAIN = TrainSpec(steps=100, micro_batches=1, micro_batch_size=1, sequence=8, warmup_steps=3)
@@ -53,6 +53,12 @@ def test_bits_are_the_same_across_slices() -> None:
     adamw(TRAIN, an_answer(1), whole, gradients[0], [(0, size)])
     adamw(TRAIN, an_answer(1), tail, gradients[0][SLICE - 7 :], [(0, size)])
     assert torch.equal(whole[:, SLICE - 7 :], tail)
+
+
+def test_roots_are_correctly_rounded() -> None:
+    values = torch.rand(100_000, generator=torch.Generator().manual_seed(1)) * 10 + 1e-30
+    # A root of a 24-bit number is never so near the middle of two others that fp64 could round to the wrong one.
+    assert torch.equal(root_(values.clone()), values.double().sqrt().float())
 
 
 def test_it_agrees_with_torch_adamw() -> None:

@@ -16,21 +16,17 @@ from typing import Protocol
 
 import torch
 
-from orchestrator.domain.errors import EverstepError
-from orchestrator.domain.generation import Answer
+from orchestrator.domain.generation import Answer, NotFinite
 from orchestrator.domain.ids import Step
 from orchestrator.domain.profile import Profile, exact_groups
 from orchestrator.domain.spec import TrainSpec
 
-from ..exact import Scale, SquareSum, add_quantised, deterministic_kernels, largest, to_float
+from ..exact import Quantiser, Scale, SquareSum, deterministic_kernels, to_float
+from ..findings import TrainingDiverged
 from ..state.buffers import Buffers
 
 MAX_PASSES = 3
 """Of one exact step: one whose scale does not fit, one whose numbers are bad, and a good one."""
-
-
-class TrainingDiverged(EverstepError):
-    """A loss or gradient is not finite; running the step again would give the same."""
 
 
 class Gradients(Protocol):
@@ -132,6 +128,7 @@ class ExactGradients:
         # Each use of a tied line and each tp rank of a replicated one adds its own integer.
         self._contributions = train.micro_batches * self._tp * max(len(layers) for layers in groups)
         self._runs = [(number[run.layers], run.of(buffers.gradient), run.into_of(self.flat)) for run in buffers.runs]
+        self._quantiser = Quantiser(self.flat.device)
         self._peaks = torch.zeros(train.micro_batches, len(self._runs), device=self.flat.device)
         self._begin_with((0.0,) * self.num_maxima)
         self._passes = self._strange = 0
@@ -153,9 +150,7 @@ class ExactGradients:
         """The leaves' gradients are zero afterwards."""
         peaks = self._peaks[micro_batch]
         for column, (group, gradient, total) in enumerate(self._runs):
-            largest(gradient, peaks[column])
-            add_quantised(total, gradient, self._scale.shifts[group])
-        self._buffers.gradient.zero_()
+            self._quantiser.move(gradient, total, self._scale.shifts[group], peaks[column])
 
     def complete(self, out: torch.Tensor, addends: Sequence[torch.Tensor], layers: tuple[int, ...]) -> None:
         total = addends[0]
@@ -190,8 +185,9 @@ class ExactGradients:
             self._begin_with(maxima)
         if self._passes >= MAX_PASSES:
             raise TrainingDiverged(
+                NotFinite(step=step, micro_batches=()),
                 f"step {step} gave other gradients in each of {MAX_PASSES} passes; a device computes wrongly, "
-                "or the program does not give the same result twice: set train.exact to false to train on"
+                "or the program does not give the same result twice: set train.exact to false to train on",
             )
         return None
 
@@ -205,8 +201,10 @@ def gradients_of(train: TrainSpec, profile: Profile, buffers: Buffers) -> Gradie
 
 
 def _diverged(step: Step, losses: Sequence[float], what: str = "loss") -> TrainingDiverged:
-    strange = [f"micro-batch {number}: {what} {loss}" for number, loss in enumerate(losses) if not isfinite(loss)]
+    numbers = tuple(number for number, loss in enumerate(losses) if not isfinite(loss))
+    strange = [f"micro-batch {number}: {what} {losses[number]}" for number in numbers]
     return TrainingDiverged(
+        NotFinite(step=step, micro_batches=numbers),
         f"step {step} gave {'; '.join(strange) or 'a gradient that is not finite'}; "
-        "lower train.learning_rate or train.clip_norm, or lengthen train.warmup_steps"
+        "lower train.learning_rate or train.clip_norm, or lengthen train.warmup_steps",
     )

@@ -9,12 +9,12 @@ that gradients of all pipelines simply add up. Nothing here knows of owners, vot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from orchestrator.domain.ids import Step
 from orchestrator.domain.plan import Pipeline, Seat
@@ -59,30 +59,60 @@ class StageRunner:
         self._collect = collect
         self._scale = 1.0 / (train.micro_batches * train.micro_batch_size * train.sequence)
         self._sums: list[torch.Tensor] = []
+        self._running: Sequence[int] = self._ids
         self._begun = 0
+        self._done: Callable[[int], None] = collect
+        self._num_stages, self._stage, self._pp = len(pipeline.stages), seat.stage, pp
         self._schedule: Schedule1F1B | None = None
-        if len(pipeline.stages) > 1:
-            self._schedule = self._scheduled(len(pipeline.stages), seat.stage, pp)
+        self._single: ScheduleGPipe | None = None
+        if self._num_stages > 1:
+            self._schedule = Schedule1F1B(self._piped(), len(self._ids), loss_fn=self._loss, scale_grads=False)
         self._hook = module.register_forward_pre_hook(self._count)
 
     def close(self) -> None:
         """Let go of the module and the schedule, which refer back here: memory must not wait for the garbage collector."""
         self._hook.remove()
-        self._schedule = None
+        self._schedule = self._single = None
 
-    def run(self, step: Step) -> dict[int, float]:
+    def run(self, step: Step, notice: Callable[[int], None] | None = None) -> dict[int, float]:
         """Gradients are added to the leaves'. Returns, on the last stage, id -> mean loss of that micro-batch's tokens.
 
-        Raises Aborted, PeerLost, and whatever the program raises.
+        notice: called with each id after its backward, before `collect` is. Raises Aborted, PeerLost, and whatever the
+        program raises.
         """
+
+        def done(number: int) -> None:
+            if notice is not None:
+                notice(number)
+            self._collect(number)
+
+        self._pass(step, self._ids, self._schedule, done)
+        if not self._is_last:
+            return {}
+        tokens = self._train.micro_batch_size * self._train.sequence
+        return {number: total / tokens for number, total in zip(self._ids, torch.stack(self._sums).tolist(), strict=True)}
+
+    def recompute(self, step: Step, number: int) -> None:
+        """Add to the leaves' gradients those of one id, of any pipeline, and no more; every rank of this one calls it."""
+        if self._single is None and self._num_stages > 1:
+            self._single = ScheduleGPipe(self._piped(), 1, loss_fn=self._loss, scale_grads=False)
+        self._pass(step, (number,), self._single, lambda _: None)
+
+    def _pass(
+        self,
+        step: Step,
+        numbers: Sequence[int],
+        schedule: Schedule1F1B | ScheduleGPipe | None,
+        done: Callable[[int], None],
+    ) -> None:
         self._sums.clear()
-        self._begun = 0
-        inputs, targets = self._data(step)
-        ids = torch.tensor(self._ids, dtype=torch.int64)
+        self._running, self._begun, self._done = numbers, 0, done
+        inputs, targets = self._data(step, numbers)
+        ids = torch.tensor(numbers, dtype=torch.int64)
         steps = torch.full_like(ids, step)
         with _own_errors():
-            if self._schedule is not None:
-                self._schedule.step(
+            if schedule is not None:
+                schedule.step(
                     *((inputs,) if self._is_first else ()),
                     target=targets if self._is_last else None,
                     return_outputs=False,
@@ -90,28 +120,24 @@ class StageRunner:
                     step=steps,
                 )
             else:
-                parts = (t.chunk(len(self._ids)) for t in (inputs, targets, ids, steps))
+                parts = (t.chunk(len(numbers)) for t in (inputs, targets, ids, steps))
                 for x, target, number, at in zip(*parts, strict=True):
                     self._loss(self._module(x, ids=number, step=at), target).backward()  # type: ignore[no-untyped-call]
-                    self._collect(int(number))
-        if not self._is_last:
-            return {}
-        tokens = self._train.micro_batch_size * self._train.sequence
-        return {number: total / tokens for number, total in zip(self._ids, torch.stack(self._sums).tolist(), strict=True)}
+                    done(int(number))
 
     def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         total = self._module.loss(output, target)
         self._sums.append(total.detach())
         return total * self._scale
 
-    def _data(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        """inputs and targets of every id of this pipeline, (ids * B, T) each; empty where this stage needs neither."""
+    def _data(self, step: Step, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """inputs and targets of these ids, (ids * B, T) each; empty where this stage needs neither."""
         if not (self._is_first or self._is_last):
             return torch.empty(0), torch.empty(0)
         train = self._train
         indices = [
             index
-            for number in self._ids
+            for number in numbers
             for index in sample_indices(
                 train.seed, step, number, train.micro_batches, train.micro_batch_size, self._num_samples
             )
@@ -121,26 +147,25 @@ class StageRunner:
 
     def _count(self, _module: object, _args: object) -> None:
         # Recomputed blocks do not come through here: this is the stage's own forward, once per micro-batch.
-        self._progress.micro_batch(self._ids[self._begun])
+        self._progress.micro_batch(self._running[self._begun])
         self._begun += 1
 
-    def _scheduled(self, num_stages: int, number: int, pp: Group) -> Schedule1F1B:
+    def _piped(self) -> _CollectingStage:
         """Shapes are given up front, so that stages exchange none."""
         module, train = self._module, self._train
         tokens = torch.empty(train.micro_batch_size, train.sequence, dtype=torch.int64, device="meta")
         hidden = torch.empty(module.hidden_shape, dtype=module.hidden_dtype, device="meta", requires_grad=True)
         logits = torch.empty(module.logits_shape, dtype=module.hidden_dtype, device="meta", requires_grad=True)
-        stage = _CollectingStage(
-            lambda chunk: self._collect(self._ids[chunk]),
+        return _CollectingStage(
+            lambda chunk: self._done(self._running[chunk]),
             module,
-            number,
-            num_stages,
+            self._stage,
+            self._num_stages,
             self._device,
             input_args=tokens if self._is_first else hidden,
             output_args=logits if self._is_last else hidden,
-            group=pp.pg,
+            group=self._pp.pg,
         )
-        return Schedule1F1B(stage, len(self._ids), loss_fn=self._loss, scale_grads=False)
 
 
 class _CollectingStage(PipelineStage):

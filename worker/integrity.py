@@ -1,0 +1,165 @@
+"""Whether what a rank holds and computes is right, as far as a second copy can tell: hashes of the two are compared.
+
+    state      owner ── hash of what it owns, after the update ──> mirror, which has its own hash of the same intervals
+    gradient   pipeline p, first id ── hash ──> pipeline p', which has computed that id a second time
+
+It owns when to compare and what to make of a difference. Which of the two is wrong it cannot know; it refuses to know what
+becomes of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import torch
+
+from orchestrator.domain.generation import Disagrees
+from orchestrator.domain.ids import Rank, Step
+from orchestrator.domain.plan import Pipeline, Plan
+from orchestrator.domain.spec import RecoverySpec
+
+from .digest import digest
+from .findings import Corrupted
+from .parallel.data import Session
+from .state.buffers import Buffers
+from .state.holdings import Holdings
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    step: Step
+    hashes: torch.Tensor
+    """Of what is owned and of what is mirrored."""
+
+
+class Copies:
+    """Owner against mirror, in one generation. `compare` is called by every rank of it, after the same steps."""
+
+    def __init__(self, session: Session, recovery: RecoverySpec) -> None:
+        self._session = session
+        self._every = recovery.compare_every
+        self._mirrored = session.mirror_of is not None or session.mirrored is not None
+        self._agreed: _Agreed | None = None
+
+    def is_due(self, step: Step, saving: bool) -> bool:
+        """saving: a checkpoint is taken after this step, and only what is agreed on may become one."""
+        return self._mirrored and (saving or bool(self._every and step % self._every == 0))
+
+    def compare(self, held: Holdings) -> None:
+        """Raises Corrupted in the mirror of what differs, Aborted, PeerLost."""
+        to, of, cut = self._session.mirror_of, self._session.mirrored, held.owned
+        hashes = _hashes(held)
+        theirs = torch.zeros(1, dtype=torch.int64, device=hashes.device)
+        sends = [(to, hashes[:1])] if to is not None and cut else []
+        receives = [(of, theirs)] if of is not None and held.gradient.numel() > cut else []
+        if sends or receives:
+            self._session.exchange(sends, receives)
+        if receives and not torch.equal(theirs, hashes[1:]):
+            assert of is not None
+            raise Corrupted(
+                Disagrees(rank=of, about="state"),
+                f"after step {held.step} this rank's copy of what rank {of} owns has other bits than rank {of}'s own",
+            )
+        self._agreed = _Agreed(held.step, hashes)
+
+    def changed_since(self, held: Holdings) -> Disagrees | None:
+        """Where this very step's state was agreed on: whether memory has changed since, which nothing in training does."""
+        agreed = self._agreed
+        if agreed is None or agreed.step != held.step or torch.equal(agreed.hashes, _hashes(held)):
+            return None
+        return Disagrees(rank=self._session.seat.rank, about="memory")
+
+
+def _hashes(held: Holdings) -> torch.Tensor:
+    cut = held.owned
+    return torch.cat([digest(*held.state[:, :cut]), digest(*held.state[:, cut:])])
+
+
+# --- gradients -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One step's recomputation as one rank sees it: id `number` of pipeline `checked` is computed by `checker` too."""
+
+    number: int
+    checked: int
+    checker: int
+
+
+def check_of(plan: Plan, step: Step) -> Check | None:
+    """The pipeline whose turn it is and another one that is cut alike; None where the plan has no such two."""
+    turns = [check for p in range(plan.dp) if (check := _checked_by_next(plan, p)) is not None]
+    return turns[step % len(turns)] if turns else None
+
+
+def _checked_by_next(plan: Plan, checked: int) -> Check | None:
+    cut = _cut(plan.pipelines[checked])
+    for shift in range(1, plan.dp):
+        checker = (checked + shift) % plan.dp
+        if _cut(plan.pipelines[checker]) == cut:
+            return Check(number=plan.pipelines[checked].micro_batches[0], checked=checked, checker=checker)
+    return None
+
+
+def _cut(pipeline: Pipeline) -> tuple[tuple[int, int, int], ...]:
+    return tuple((stage.first, stage.last, len(stage.devices)) for stage in pipeline.stages)
+
+
+class Recomputation:
+    """One step's check in one rank: note the hash of the id's gradient, then compare it with the other pipeline's."""
+
+    def __init__(self, session: Session, buffers: Buffers, check: Check) -> None:
+        seat = session.seat
+        self._session = session
+        self._buffers = buffers
+        self._check = check
+        self._seat = seat
+        self._hash = torch.zeros(1, dtype=torch.int64)
+
+    @property
+    def is_checker(self) -> bool:
+        return self._seat.pipeline == self._check.checker
+
+    @property
+    def is_checked(self) -> bool:
+        return self._seat.pipeline == self._check.checked
+
+    @property
+    def number(self) -> int:
+        return self._check.number
+
+    def note_first(self, number: int) -> None:
+        """The checked pipeline's own pass: the id is its first, so that for a moment nothing else has been added."""
+        if number == self._check.number:
+            self.note()
+
+    def note(self) -> None:
+        """The gradient buffer holds exactly that id's gradient now."""
+        self._hash = digest(self._buffers.gradient)
+
+    def compare(self, step: Step) -> None:
+        """Raises Corrupted in the checker, Aborted, PeerLost. Nothing where the two devices cannot be expected to agree."""
+        if not (self.is_checker or self.is_checked):
+            return
+        mine = torch.cat([self._hash, _kind(self._hash.device)])
+        at = self._session.plan.rank_at
+        other: Rank = at[self._check.checked if self.is_checker else self._check.checker, self._seat.stage, self._seat.tp]
+        if self.is_checked:
+            self._session.exchange([(other, mine)], [])
+            return
+        theirs = torch.zeros_like(mine)
+        self._session.exchange([], [(other, theirs)])
+        if torch.equal(mine[1], theirs[1]) and not torch.equal(mine[0], theirs[0]):
+            raise Corrupted(
+                Disagrees(rank=other, about="gradient"),
+                f"in step {step} the gradient of micro-batch {self.number} has other bits here than in rank {other}",
+            )
+
+
+def _kind(device: torch.device) -> torch.Tensor:
+    """What the bits of a gradient may depend on beside the program: library, device kind, instructions in use."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    words = f"{torch.__version__} {device.type} {name} {torch.get_num_threads()}"
+    return torch.tensor([zlib.crc32(words.encode())], dtype=torch.int64, device=device)
