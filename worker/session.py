@@ -216,7 +216,7 @@ class Session:
         rank, world = self.seat.rank, self.plan.world_size
         if self._backend == "gloo":
             host = self._addresses[self.seat.device].rpartition(":")[0].strip("[]")
-            return GlooCarrier(links, rank, len(self.ranks), self._progress, host)
+            return GlooCarrier(links, rank, world, len(self.ranks), self._progress, host)
         if self._backend == "nccl":
             return NcclCarrier(links, rank, world, self._progress)
         return LinksCarrier(links, rank, len(self.ranks), self._progress)

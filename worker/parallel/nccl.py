@@ -35,7 +35,7 @@ class NcclCarrier:
         self._links = links
         self._rank = rank
         self._progress = progress
-        self._store = LinkStore(links)
+        self._store = LinkStore(links, world)
         self._backends: list[Any] = []
         self._world: Any = None
         self._size = world
