@@ -78,6 +78,8 @@ class Troublemaker:
                 world.doomed_donors.update(world.records())
             case Trouble.KILL_NODE:
                 alive = [node for node in world.size if node not in world.dead]
+                if world.scenario.failures == 1:  # the only one must be one for the job
+                    alive = [node for node in alive if any(host.node == node and host.ranks for host in hosts)]
                 if len(alive) > 1:
                     world.kill_node(rng.choice(alive))
             case Trouble.KILL_HOST:
