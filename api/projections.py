@@ -219,6 +219,7 @@ def _incident(item: Incident) -> views.IncidentView:
         attempts=item.attempts,
         phases=dict(item.phases),
         pause_s=item.pause_s,
+        stack=item.stack,
     )
 
 

@@ -117,6 +117,8 @@ class IncidentView(View):
     attempts: int
     phases: dict[str, float]
     pause_s: float | None
+    stack: tuple[str, ...] = ()
+    """Where the process that hung and was killed for it stood."""
 
 
 class CheckpointView(View):

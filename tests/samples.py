@@ -51,6 +51,7 @@ from orchestrator.domain.job import (
     JobRecord,
     JobState,
     Join,
+    Looking,
     Probing,
     Queued,
     Reforming,
@@ -81,17 +82,21 @@ from orchestrator.domain.protocol import (
     JoinerAt,
     JoinFailed,
     KillRank,
+    LookAround,
     OpenHost,
     PrepareSeats,
     RankExited,
     RankFinished,
     RankReady,
     RankReported,
+    RanksSeen,
+    RanksStalled,
     SeatsPrepared,
     ShardSaved,
     StepsPassed,
     StopAfter,
 )
+from orchestrator.domain.sight import Phase, RankSight, Traffic
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, RecoverySpec, TrainSpec
 
 JOB = JobId("job-01jd0000000000000000000000")
@@ -219,6 +224,45 @@ HOST_EVENTS: tuple[HostEvent, ...] = (
     HostFailed(message="the zygote ended with exit code 1", log_tail=("ImportError",)),
 )
 ENVELOPES = tuple(Envelope(number=number, event=event) for number, event in enumerate(HOST_EVENTS, start=1))
+
+# Kinds that came later have files of their own: what is in one is never changed.
+SIGHT = RankSight(
+    device=D0,
+    generation=G1,
+    phase=Phase.COMPUTE,
+    step=Step(42),
+    still_s=1.5,
+    in_wait=True,
+    group="pp[0,1]",
+    members=(Rank(0), Rank(1)),
+    collective=77,
+    traffic={Rank(1): Traffic(sent=5, received=4, awaits=True)},
+    why="has waited 1.5 s, longer than 1.0 s",
+)
+LOOKING_REQUESTS: tuple[HostRequest, ...] = (
+    LookAround(generation=G1, number=3),
+    KillRank(device=D1, why="hangs", dump=True, pid=4242, mark=SIGHT.mark),
+)
+LOOKING_EVENTS: tuple[HostEvent, ...] = (
+    RanksStalled(generation=G1, sights=(SIGHT,), why="a100-1/0 has waited 1.5 s"),
+    RanksSeen(generation=G1, number=3, sights=(SIGHT,), looked_s_ago=0.1),
+    RankExited(device=D2, pid=7, exit_code=-9, report=DEAD, stack=("process 7: state T (stopped)", "Thread 0x1")),
+)
+LOOKING_RECORDS: tuple[JobRecord, ...] = (
+    JobRecord(
+        id=JOB,
+        spec=SPEC,
+        state=Running(generation=G1, plan=PLAN),
+        created_at=AT,
+        incidents=(Incident(number=1, fault=FAULT, generation=G1, stack=("Thread 0x1",)),),
+        looking=Looking(
+            generation=G1, number=3, asked=frozenset({NODE}), why="still", seen={NODE: (SIGHT,)}, suspected=("Circle", "x")
+        ),
+        looks=3,
+        false_alarms=1,
+        lost_links=((D0, D2),),
+    ),
+)
 
 EFFECTS: tuple[Effect, ...] = (
     ProbeProgram(job=JOB, spec=SPEC),
@@ -361,4 +405,4 @@ JOINS: tuple[BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | Ra
     replace(REPORT, arrived=Arrived(step=Step(41), intervals=(MOVE.interval,)), stopped=True),
     replace(SETTLEMENT, arrived=((D2, (MOVE.interval,)),)),
 )
-LATER: tuple[object, ...] = (*FAULTS, *JOINS)
+LATER: tuple[object, ...] = (*FAULTS, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)

@@ -20,6 +20,7 @@ from orchestrator.domain.protocol import HostEvent, HostFailed, HostOpened, Open
 
 from .keeper import Zygote
 from .mail import FromRank, read_said
+from .processes import stack_of
 from .seat import Seat, open_seat
 
 _EXIT_CODE_WAIT_S = 0.2
@@ -65,6 +66,7 @@ class Crew:
         """The newest seat of each device."""
         self._last_seat = 0
         self._preparations: list[_Preparation] = []
+        self._dumps: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
 
     @property
@@ -104,6 +106,24 @@ class Crew:
         seat.channel.post(frame)
         if seat.channel.is_backed_up:
             asyncio.get_running_loop().add_writer(seat.channel, self._flush, seat)
+
+    def kill_with_stack(self, seat: Seat, why: str) -> None:
+        """Dead as far as anybody else is concerned; its process ends a moment later, when it has said where it was."""
+        if not seat.is_living or not seat.is_forked:
+            seat.kill(why)
+            return
+        seat.doomed = why
+        task = asyncio.ensure_future(self._dump_and_kill(seat))
+        self._dumps.add(task)
+        task.add_done_callback(self._dumps.discard)
+
+    async def _dump_and_kill(self, seat: Seat) -> None:
+        if seat.gone_at:
+            return  # its descriptor may mean another process by now
+        try:
+            seat.stack = await stack_of(seat.pid, seat.pidfd, seat.log)
+        finally:
+            seat.execute()
 
     def kill_zygote(self) -> None:
         """On purpose; its end is noticed like any other."""

@@ -56,19 +56,23 @@ class Donation:
         """Connect to the receivers. Raises NotFormed, Aborted."""
         rank = self.ranks[self._me]
         receivers = {move.target for move in self._moves if move.source == self._me and move.target != self._me}
-        links = Links(rank)
+        links = Links(rank, self._progress)
         with self._gate:
             self._links = links
             if self._aborted:
                 links.abort()
-        links.form(
-            generation=self.generation,
-            cookie=job_cookie(self._job),
-            listener=self._listener,
-            addresses={self.ranks[device]: self._addresses[device] for device in receivers},
-            peers=frozenset(self.ranks[device] for device in receivers),
-            timeout_s=self._form_timeout_s,
-        )
+        self._progress.enter("form")
+        try:
+            links.form(
+                generation=self.generation,
+                cookie=job_cookie(self._job),
+                listener=self._listener,
+                addresses={self.ranks[device]: self._addresses[device] for device in receivers},
+                peers=frozenset(self.ranks[device] for device in receivers),
+                timeout_s=self._form_timeout_s,
+            )
+        finally:
+            self._progress.leave()
         self._carrier = LinksCarrier(links, rank, len(self.ranks), self._progress)
 
     def post(self, sends: Addressed, receives: Addressed) -> Handle:

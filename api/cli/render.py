@@ -32,6 +32,7 @@ STYLES = {
 }
 MARKS = {"SUCCEEDED": "✓", "FAILED": "✗", "CANCELLED": "■", "LOST": "✗"}
 BAR_WIDTH = 24
+STACK_LINES = 12
 
 
 def status(word: str) -> Text:
@@ -200,7 +201,16 @@ def incident_table(incident: IncidentView) -> RenderableType:
         parts.append(Padding(table, (0, 0, 0, 2)))
     if incident.pause_s is not None:
         parts.append(Padding(_cost(incident), (0, 0, 0, 2)))
+    if incident.stack:
+        parts.append(Padding(_stack(incident.stack), (0, 0, 0, 2)))
     return Group(*parts)
+
+
+def _stack(lines: tuple[str, ...]) -> Text:
+    """The innermost calls of the thread that trains come first; the rest is the API's to tell."""
+    shown = "\n".join(lines[:STACK_LINES])
+    left = len(lines) - STACK_LINES
+    return Text(f"{shown}\n... {left} more lines" if left > 0 else shown, "dim")
 
 
 def _cost(incident: IncidentView) -> Text:

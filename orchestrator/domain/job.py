@@ -23,6 +23,7 @@ from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
 from .plan import Plan
 from .profile import Profile
+from .sight import RankSight
 from .spec import JobSpec
 
 STATE_VERSION = 1
@@ -248,6 +249,21 @@ class Incident:
     closed_at: float | None = None
     formed_at: float | None = None
     attempts: int = 1
+    stack: tuple[str, ...] = ()
+    """Where the process that was killed for it stood."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looking:
+    """Hosts have been asked what their ranks do, because one said that a rank stands still."""
+
+    generation: Generation
+    number: int
+    asked: frozenset[NodeId]
+    why: str
+    seen: Mapping[NodeId, tuple[RankSight, ...]] = field(default_factory=dict)
+    suspected: tuple[str, ...] = ()
+    """What the look before found, where it must be found twice; see supervisor/stalling.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,3 +326,10 @@ class JobRecord:
     outbox: Mapping[EffectId, Effect] = field(default_factory=dict)
     """Effects committed and not yet known to have been carried out."""
     started_at: float | None = None
+    looking: Looking | None = None
+    looks: int = 0
+    """How often hosts were asked to look around."""
+    false_alarms: int = 0
+    """Looks that found nothing standing still."""
+    lost_links: tuple[tuple[Device, Device], ...] = ()
+    """Pairs between which messages were lost, oldest first."""

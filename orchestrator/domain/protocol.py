@@ -17,6 +17,7 @@ from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
 from .plan import Plan
 from .profile import Profile
+from .sight import RankSight
 from .spec import JobSpec
 
 PROTOCOL_VERSION = 1
@@ -127,9 +128,23 @@ class EndJoin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillRank:
-    """SIGKILL the rank on a device: to try it, or because it is not wanted any more."""
+    """SIGKILL the rank on a device. why: what its end is explained with; dump: read its stack first."""
 
     device: Device
+    why: str = "killed by request"
+    dump: bool = False
+    pid: int = 0
+    """The process that is meant; 0 means whichever is there."""
+    mark: str = ""
+    """Of the sight that was judged: who has moved on since is spared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAround:
+    """Say at once what every rank is doing; answered by RanksSeen with the same number."""
+
+    generation: Generation
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +186,7 @@ HostRequest: TypeAlias = (
     | StopAfter
     | EndJoin
     | KillRank
+    | LookAround
     | InjectFault
     | SelfTest
     | CloseHost
@@ -218,6 +234,28 @@ class RankExited:
     user_error: bool = False
     """True where the training program itself raised or exited, which another attempt would repeat."""
     seconds_ago: float = 0.0
+    stack: tuple[str, ...] = ()
+    """Where it was when it was killed, where its stack was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksStalled:
+    """A rank shows no progress beyond what this generation has taught its host to expect; said once per stall, and again
+    after twice the time. sights: of every rank of this host."""
+
+    generation: Generation
+    sights: tuple[RankSight, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksSeen:
+    """looked_s_ago: since this host's watch last looked; a watch that does not run finds no hang."""
+
+    generation: Generation
+    number: int
+    sights: tuple[RankSight, ...]
+    looked_s_ago: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +356,8 @@ HostEvent: TypeAlias = (
     | FaultCarriedOut
     | SelfTested
     | HostFailed
+    | RanksStalled
+    | RanksSeen
 )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .world import World
 
 FORM_TIMEOUT_S = 10.0
+MEND_S = 0.05
 COMPUTE_S = (0.08, 0.12)
 BLINK_S = (0.0005, 0.02)
 NOTICED = 0.8
@@ -45,6 +46,10 @@ class Arena:
         self.kills_voter = False
         """The first to see the next vote pass dies of it."""
         self.has_started = False
+        self.stage = 0
+        """Exchanges begun so far."""
+        self.done: set[Device] = set()
+        """Who has sent its part of this one."""
         self.passed = Step(0)
         self.stopping = False
         """A rank that was asked to stop has said so in the vote."""
@@ -109,17 +114,30 @@ class Arena:
     def _each(self, within_s: tuple[float, float], do: Callable[[SimRank], None], then: Callable[[], None]) -> None:
         """Every rank does it at its own instant; `then` follows once all have."""
         done: set[Device] = set()
+        self.stage, self.done = self.stage + 1, done
+
+        def pass_on() -> None:
+            """Once every message has arrived, which over a link that is cut none does."""
+            if self.is_broken:
+                return
+            if self.cut_pair() is not None:
+                self.world.clock.after(MEND_S, pass_on)
+            else:
+                then()
 
         def one(rank: SimRank) -> None:
             if rank.arena is not self or (self.is_broken and self.world.rng.random() < LOST_IN_THE_MIDDLE):
                 return
             do(rank)
             done.add(rank.device)
-            if len(done) == len(self.members) and not self.is_broken:
-                then()
+            if len(done) == len(self.members):
+                pass_on()
 
         for rank in [self.here[device] for device in self.members if device in self.here]:
             rank.soon(*within_s, lambda rank=rank: one(rank))  # type: ignore[misc]
+
+    def cut_pair(self) -> tuple[Device, Device] | None:
+        return next((pair for pair in sorted(self.world.cut_links) if set(pair) <= set(self.members)), None)
 
     # --- restoring --------------------------------------------------------------------------------------------------------
 

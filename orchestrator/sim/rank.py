@@ -35,6 +35,10 @@ class SimRank:
         self.born = born
         self.alive = True
         self.frozen = False
+        self.hung = False
+        """Its training thread never does anything again."""
+        self.strange_at = float("-inf")
+        """When it was last seen frozen or hung."""
         self.memory: Memory | None = None
         self.arrived: list[Interval] = []
         """What a transfer has brought that is not over, all of it at `arrived_at`."""
@@ -62,6 +66,8 @@ class SimRank:
         """Do it in a while, if this process lives then; a frozen one does it when it thaws."""
 
         def now() -> None:
+            if self.hung:
+                return
             if self.alive and self.frozen:
                 self._when_thawed.append(now)
             elif self.alive:
@@ -71,6 +77,7 @@ class SimRank:
 
     def thaw(self) -> None:
         self.frozen = False
+        self.strange_at = self.host.world.clock.now
         waiting, self._when_thawed = self._when_thawed, []
         for do in waiting:
             do()

@@ -27,6 +27,9 @@ class Trouble(StrEnum):
     FREEZE_RANK = "freeze_rank"
     FREEZE_HOST = "freeze_host"
     FREEZE_NODE = "freeze_node"
+    HANG_RANK = "hang_rank"
+    CUT_LINK = "cut_link"
+    FALSE_ALARM = "false_alarm"
     CUT_HOST = "cut_host"
     CUT_ALL = "cut_all"
     CRASH_SUPERVISOR = "crash_supervisor"
@@ -85,7 +88,13 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     gentle = rng.random() < 0.3
     nodes = tuple(rng.choice((1, 2, 2, 2, 4)) for _ in range(rng.randint(2, 5)))
     jobs = tuple(_job(rng, number, sum(nodes), steps) for number in range(rng.choice((1, 1, 1, 2))))
-    harm: tuple[Trouble, ...] = (Trouble.KILL_RANK, Trouble.KILL_VOTER, Trouble.KILL_NODE, Trouble.KILL_HOST)
+    harm: tuple[Trouble, ...] = (
+        Trouble.KILL_RANK,
+        Trouble.KILL_VOTER,
+        Trouble.KILL_NODE,
+        Trouble.KILL_HOST,
+        Trouble.HANG_RANK,
+    )
     anything = [trouble for trouble in Trouble if trouble is not Trouble.CANCEL or rng.random() < 0.1]
     # A subset per seed: some weaknesses only show when other troubles do not get in their way.
     if gentle and rng.random() < 0.5:

@@ -43,6 +43,8 @@ class World:
         self.checkpoints: dict[JobId, set[CheckpointRef]] = defaultdict(set)
         self.shards: set[tuple[JobId, Generation, Step, Device]] = set()
         self.arenas: dict[tuple[JobId, Generation], Arena] = {}
+        self.cut_links: set[tuple[Device, Device]] = set()
+        """Between these nothing arrives; a connection stays open."""
         self.size: dict[NodeId, int] = {}
         self.dead: dict[NodeId, float] = {}
         """Dead nodes, and when the cluster notices."""

@@ -27,12 +27,19 @@ PATIENCE_S = 30.0
 RETRY_S = 10.0
 """Before a host is asked for again on a node where one ended or could not be started."""
 STOP_S = 20.0
+LOOK_S = 0.7
+"""For every host to say what its ranks do, once one of them says that a rank stands still."""
 ISOLATION_MARGIN_S = 60.0
 """Beyond max_isolation_s, after which hosts that nobody can reach have ended their ranks by themselves."""
 
 
 def deadlines(record: JobRecord) -> Mapping[str, float]:
     """key -> seconds the job may wait for it."""
+    looking = record.looking
+    return {**_of_state(record), **({f"look:{looking.generation}:{looking.number}": LOOK_S} if looking else {})}
+
+
+def _of_state(record: JobRecord) -> Mapping[str, float]:
     state = record.state
     match state:
         case Probing():

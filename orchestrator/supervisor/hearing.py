@@ -21,6 +21,8 @@ from orchestrator.domain.protocol import (
     RankFinished,
     RankReady,
     RankReported,
+    RanksSeen,
+    RanksStalled,
     SeatsPrepared,
     SelfTested,
     ShardSaved,
@@ -40,6 +42,7 @@ from .joining import (
     stop_now,
 )
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
+from .stalling import conclude, host_silent, ranks_seen, ranks_stalled
 from .stopping import abandon_hosts, host_closed, stop
 from .testing import self_tested
 from .training import shard_saved, steps_passed
@@ -74,6 +77,10 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             join_failed(draft, said.event)
         case RankFinished():
             pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
+        case RanksStalled():
+            ranks_stalled(draft, node, said.event)
+        case RanksSeen():
+            ranks_seen(draft, node, said.event)
         case SelfTested():
             self_tested(draft, said.event)
         case FaultCarriedOut():
@@ -92,6 +99,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
 def _rank_exited(draft: Draft, exited: RankExited) -> None:
     if draft.record.pids.get(exited.device) != exited.pid:
         return  # an earlier process on that device
+    if exited.stack and draft.incident and exited.device in draft.incident.fault.devices:
+        draft.update_incident(stack=exited.stack)
     fault = exit_fault(exited, draft.now)
     rank_exited(draft, exited, fault)
     newcomer_lost(draft, exited.device, exited.message or f"exit code {exited.exit_code}")
@@ -113,6 +122,7 @@ def host_unheard(draft: Draft, lost: HostLost) -> None:
         if lost.node not in draft.record.unreachable:
             draft.set(unreachable=draft.record.unreachable | {lost.node})
             draft.say("contact_lost", f"{lost.node} does not answer ({lost.message}); training goes on while steps commit")
+            host_silent(draft)
         return
     _host_seen_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), is_gone)
 
@@ -129,6 +139,8 @@ def deadline_passed(draft: Draft, key: str) -> None:
     match key.split(":")[0]:
         case "probe":
             stop(draft, Failed(at=draft.now, message="the program could not be described in time; see its imports"))
+        case "look":
+            conclude(draft)
         case "stop":
             abandon_hosts(draft)
         case "settle":

@@ -44,7 +44,7 @@ def drop_join(draft: Draft) -> None:
     draft.set(join=None)
     if join is not None and isinstance(state, Running):
         for device in sorted(set(join.plan.devices) & set(draft.record.pids) - set(state.plan.devices)):
-            draft.call(device.node, KillRank(device=device))
+            draft.call(device.node, KillRank(device=device, why="training goes on without this newcomer"))
 
 
 def newcomer_lost(draft: Draft, device: Device, why: str) -> None:
