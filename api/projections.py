@@ -17,7 +17,7 @@ from orchestrator.domain.job import Cancelled, Failed, Incident, JobRecord, Refo
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.spec import JobSpec
-from orchestrator.domain.status import RESIZES, reason_of, status_of
+from orchestrator.domain.status import RESIZES, contact_of, reason_of, status_of
 from orchestrator.ports import Gap
 
 from . import views
@@ -164,7 +164,7 @@ def _summary(record: JobRecord) -> dict[str, object]:
         "id": record.id,
         "name": record.spec.name,
         "status": status_of(record.state).value,
-        "reason": reason_of(record.state),
+        "reason": contact_of(record) or reason_of(record.state),
         "generation": record.generation,
         "step": record.committed,
         "steps": record.spec.train.steps,

@@ -18,6 +18,7 @@ from orchestrator.domain.events import (
     Contact,
     HistoryEntry,
     HostClosed,
+    HostHeard,
     HostLost,
     HostSaid,
     Input,
@@ -174,6 +175,10 @@ class Bench:
         self.nodes[node] = replace(self.nodes[node], status=NodeStatus.LOST)
         return self.see_nodes()
 
+    def silence_node(self, node: NodeId, *, speaks: bool = False) -> Bench:
+        self.nodes[node] = replace(self.nodes[node], status=NodeStatus.UP if speaks else NodeStatus.UNREACHABLE)
+        return self.see_nodes()
+
     def add_node(self, number: int, devices: int = 2) -> Bench:
         node = NodeId(f"n{number}")
         self.nodes[node] = Node(id=node, kind="cpu", num_devices=devices)
@@ -189,6 +194,9 @@ class Bench:
 
     def host_silent(self, node: NodeId) -> Bench:
         return self.tell(HostLost(job=JOB, node=node, contact=Contact.UNREACHABLE, message="no answer"))
+
+    def host_heard(self, node: NodeId) -> Bench:
+        return self.tell(HostHeard(job=JOB, node=node))
 
     def host_closed(self, node: NodeId) -> Bench:
         """It had been given up; another one may be opened there, and is."""

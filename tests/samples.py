@@ -25,6 +25,7 @@ from orchestrator.domain.events import (
     EffectDone,
     HistoryEntry,
     HostClosed,
+    HostHeard,
     HostLost,
     HostSaid,
     Input,
@@ -405,4 +406,5 @@ JOINS: tuple[BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | Ra
     replace(REPORT, arrived=Arrived(step=Step(41), intervals=(MOVE.interval,)), stopped=True),
     replace(SETTLEMENT, arrived=((D2, (MOVE.interval,)),)),
 )
-LATER: tuple[object, ...] = (*FAULTS, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)
+HEARD = (HostHeard(job=JOB, node=NODE),)
+LATER: tuple[object, ...] = (*FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)

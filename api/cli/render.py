@@ -28,6 +28,7 @@ STYLES = {
     "FAILED": "bold red",
     "CANCELLED": "yellow",
     "UP": "green",
+    "UNREACHABLE": "yellow",
     "LOST": "bold red",
 }
 MARKS = {"SUCCEEDED": "✓", "FAILED": "✗", "CANCELLED": "■", "LOST": "✗"}

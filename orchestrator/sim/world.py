@@ -90,14 +90,15 @@ class World:
 
     def nodes(self) -> tuple[Node, ...]:
         """As the cluster sees them: the dead ones are noticed late."""
+        silent = {node for (_, node), host in self.hosts.items() if host.cut and not host.is_gone}
+
+        def status(node: NodeId) -> NodeStatus:
+            if self.dead.get(node, self.clock.now + 1) <= self.clock.now:
+                return NodeStatus.LOST
+            return NodeStatus.UNREACHABLE if node in silent else NodeStatus.UP
+
         return tuple(
-            Node(
-                id=node,
-                kind="cpu",
-                num_devices=devices,
-                status=NodeStatus.LOST if self.dead.get(node, self.clock.now + 1) <= self.clock.now else NodeStatus.UP,
-            )
-            for node, devices in self.size.items()
+            Node(id=node, kind="cpu", num_devices=devices, status=status(node)) for node, devices in self.size.items()
         )
 
     def host(self, job: JobId, node: NodeId, *, create: bool = False) -> SimHost | None:

@@ -23,10 +23,10 @@ MAX_INCIDENTS = 100
 class Draft:
     """Mutable, and alive for one kernel step only.
 
-    now: wall clock, for people. free_for: devices of living nodes that no other job holds, this job's own included; asked
-    each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each living node.
-    kinds: of the devices of each node that is known.
-    root: the folder every node sees. ward: what is held against devices, of all jobs.
+    now: wall clock, for people. free_for: devices of reachable nodes that no other job holds, this job's own included;
+    asked each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each node that
+    is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
+    ward: what is held against devices, of all jobs.
     """
 
     def __init__(

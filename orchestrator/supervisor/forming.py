@@ -151,13 +151,23 @@ def now_running(draft: Draft) -> None:
         # What ranks do not account for themselves: the form's way to them and their answers' way back.
         inside = sum(incident.phases.get(name, 0.0) for name in RANK_PHASES)
         draft.update_incident(phases={"deliver": max(0.0, draft.now - incident.formed_at - inside)})
+    plans = {**_of_idle_donors(draft, forming.plan), forming.generation: forming.plan}
     draft.become(Running(generation=forming.generation, plan=forming.plan))
     draft.set(
-        plans={forming.generation: forming.plan},
+        plans=plans,
         started_at=draft.record.started_at or draft.now,
         last_step_at=None,
     )
     draft.say("running", f"generation {forming.generation} trains: {forming.plan.describe()}")
+
+
+def _of_idle_donors(draft: Draft, plan: Plan) -> dict[Generation, Plan]:
+    """Plans by which processes without a seat hold what they gave: until a step is committed it may be needed again."""
+    state = draft.state
+    settlement = state.closing.settlement if isinstance(state, Reforming) else None
+    holders = settlement.holders if settlement else ()
+    held = {g for device, g in holders if device in draft.record.pids and device not in plan.seat_of}
+    return {g: found for g, found in draft.record.plans.items() if g in held}
 
 
 def current_forming(draft: Draft) -> Forming | None:

@@ -50,9 +50,7 @@ from .training import shard_saved, steps_passed
 
 def host_said(draft: Draft, said: HostSaid) -> None:
     node = said.node
-    if node in draft.record.unreachable:
-        draft.set(unreachable=draft.record.unreachable - {node})
-        draft.say("contact_restored", f"{node} answers again")
+    contact_restored(draft, node)
     if node not in draft.trusted_hosts:
         return  # it was given up
     match said.event:
@@ -94,6 +92,12 @@ def host_said(draft: Draft, said: HostSaid) -> None:
                 _host_seen_lost(draft, node, fault, False)
         case _:
             assert_never(said.event)
+
+
+def contact_restored(draft: Draft, node: NodeId) -> None:
+    if node in draft.record.unreachable:
+        draft.set(unreachable=draft.record.unreachable - {node})
+        draft.say("contact_restored", f"{node} answers again")
 
 
 def _rank_exited(draft: Draft, exited: RankExited) -> None:

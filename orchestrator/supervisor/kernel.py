@@ -21,6 +21,7 @@ from orchestrator.domain.events import (
     EffectDone,
     HistoryEntry,
     HostClosed,
+    HostHeard,
     HostLost,
     HostSaid,
     Input,
@@ -50,7 +51,7 @@ from orchestrator.domain.quarantine import Quarantine
 
 from .draft import Draft
 from .faulting import inject, judge_faults
-from .hearing import deadline_passed, host_said, host_unheard
+from .hearing import contact_restored, deadline_passed, host_said, host_unheard
 from .stopping import host_closed, stop
 from .testing import attend
 from .training import (
@@ -180,6 +181,8 @@ class _Cycle:
                 checkpoint_failed(draft, at_step, message)
             case HostSaid():
                 host_said(draft, one)
+            case HostHeard(node=node):
+                contact_restored(draft, node)
             case HostLost():
                 host_unheard(draft, one)
             case HostClosed(node=node):
@@ -215,7 +218,7 @@ class _Cycle:
         return {node.id: node.kind for node in self.nodes or ()}
 
     def _num_devices(self) -> dict[NodeId, int]:
-        return {node.id: node.num_devices for node in self.nodes or () if node.status is NodeStatus.UP}
+        return {node.id: node.num_devices for node in self.nodes or () if node.status is not NodeStatus.LOST}
 
     def _free_for(self, job: JobId) -> frozenset[Device]:
         if self.nodes is None:  # what it holds is all that it is known to have

@@ -46,7 +46,8 @@ def begin_reform(
     # Devices lost earlier have new processes by now, which report like everybody else.
     said = {d: r for d, r in (reports or {}).items() if r.generation == generation}
     newcomers = _newcomers(draft) if target is not None else frozenset()
-    closing = Closing(generation=generation, awaited=(members | newcomers) - lost - set(said), reports=said)
+    members = members - _prepared(draft) | newcomers
+    closing = Closing(generation=generation, awaited=members - lost - set(said), reports=said)
     reforming = Reforming(
         fault=fault,
         closing=closing,
@@ -78,7 +79,7 @@ def begin_reform(
         cause=fault.cause,
         lost=[str(device) for device in sorted(lost)],
     )
-    if newcomers and draft.record.join:
+    if draft.record.join:
         for node in sorted({device.node for device in newcomers} & draft.trusted_hosts):
             draft.call(node, EndJoin(generation=draft.record.join.generation))
     draft.set(join=None)
@@ -92,7 +93,8 @@ def _broken(draft: Draft) -> tuple[Generation, Plan, frozenset[Device]]:
     """The generation that ends, its plan, and whose reports settle it."""
     state = draft.state
     if isinstance(state, Running):
-        return state.generation, state.plan, frozenset(state.plan.devices)
+        # Donors that have given idle on with what they held, which is the newest there is until a step is committed.
+        return state.generation, state.plan, frozenset(state.plan.devices) | frozenset(draft.record.pids)
     if isinstance(state, Starting):
         return state.forming.generation, state.forming.plan, frozenset(state.forming.addresses)
     assert isinstance(state, Reforming)
@@ -105,6 +107,12 @@ def _newcomers(draft: Draft) -> frozenset[Device]:
     """Who has been receiving what the next plan gives it, and reports how far that has come."""
     join = draft.record.join
     return frozenset(move.target for move in join.moves) & set(draft.record.pids) if join else frozenset()
+
+
+def _prepared(draft: Draft) -> frozenset[Device]:
+    """Whose processes were made for a join: of a generation that ends otherwise they know nothing, and nobody asks them."""
+    state, join = draft.state, draft.record.join
+    return frozenset(join.addresses) - set(state.plan.devices) if join and isinstance(state, Running) else frozenset()
 
 
 def _choose_next(draft: Draft, plan: Plan, target: Plan | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orchestrator.domain.cluster import Node
+from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import PlanChosen
 from orchestrator.domain.ids import NodeId
@@ -73,8 +73,10 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
             options = [trusted]
         case Running(plan=plan):
             considered = considered | set(plan.devices)
-            # One larger plan once all tests have ended, not one after each.
-            options = [trusted] if record.target is None and not draft.ward.awaits_tests else []
+            # One larger plan once all tests have ended, not one after each; and while a part of this one cannot be reached,
+            # whatever were planned from the rest would be no larger.
+            waits = record.target is not None or draft.ward.awaits_tests or _is_silent(plan, nodes)
+            options = [] if waits else [trusted]
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
         case _:
@@ -97,6 +99,10 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
             return
 
 
+def _is_silent(plan: Plan, nodes: Mapping[NodeId, Node]) -> bool:
+    return any(nodes[node].status is NodeStatus.UNREACHABLE for node in plan.nodes if node in nodes)
+
+
 def _grow_if_warm(draft: Draft) -> None:
     record, state = draft.record, draft.state
     if record.target is None and record.join is not None:
@@ -104,8 +110,10 @@ def _grow_if_warm(draft: Draft) -> None:
     if record.target is None or not isinstance(state, Running):
         return
     needed = {*state.plan.nodes, *record.target.nodes}
-    if not draft.usable >= set(record.target.devices):
+    if not set(record.target.nodes) <= set(draft.num_devices):
         draft.set(target=None)
         drop_join(draft)
+    elif not draft.usable >= set(record.target.devices):
+        return  # a part of it is silent just now
     elif record.warm >= needed and not record.unreachable & needed:  # what trains is never closed for one that cannot form
         advance_join(draft)

@@ -16,7 +16,7 @@ import pytest
 from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.effects import Effect, Sabotage
-from orchestrator.domain.events import HistoryEntry, Input, StepRecord
+from orchestrator.domain.events import HistoryEntry, HostHeard, Input, StepRecord
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected
 from orchestrator.domain.generation import RankReport, Settlement
 from orchestrator.domain.ids import Device, JobId, NodeId
@@ -53,6 +53,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "looking-records-1": (JobRecord, samples.LOOKING_RECORDS),
     "exact-1": (Restore, samples.EXACT_RESTORES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
+    "heard-1": (HostHeard, samples.HEARD),
     "doubt-requests-1": (HostRequest, doubts.REQUESTS),
     "doubt-events-1": (HostEvent, doubts.HOST_EVENTS),
     "doubt-inputs-1": (Input, doubts.INPUTS),

@@ -11,9 +11,9 @@ from orchestrator.domain.cluster import NodeStatus
 from orchestrator.domain.effects import CallHost, ChoosePlan
 from orchestrator.domain.events import DeadlinePassed, HostClosed, PlanChosen
 from orchestrator.domain.generation import RankReport
-from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Cause, Reforming, Running, Stopping
-from orchestrator.domain.layout import partners
+from orchestrator.domain.layout import layout, partners
 from orchestrator.domain.protocol import (
     CloseGeneration,
     CloseHost,
@@ -29,9 +29,10 @@ from orchestrator.domain.protocol import (
     RankExited,
     StopAfter,
 )
+from orchestrator.domain.status import contact_of
 from orchestrator.planner.choose import choose
 from orchestrator.supervisor.deadlines import deadlines
-from tests.builders import JOB, Bench, a_device, a_report, a_spec, an_answer
+from tests.builders import JOB, Bench, a_device, a_profile, a_report, a_spec, an_answer
 
 Report = Callable[[Device], RankReport]
 N0, N1, N2, N3 = (NodeId(f"n{number}") for number in range(4))
@@ -495,6 +496,24 @@ def grow(bench: Bench) -> Bench:
     return bench.said(NodeId("n4"), HostOpened(seconds=1.0)).copying().caught_up()
 
 
+def test_donors_that_have_given_are_asked_again_while_no_step_is_committed() -> None:
+    bench = trained(tp=2, pp=2).host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared()
+    donors = set(bench.form().donors)
+    bench.ready().add_node(4).planned().said(NodeId("n4"), HostOpened(seconds=1.0)).copying().caught_up()
+    (key,) = deadlines(bench.record)
+    bench.tell(DeadlinePassed(job=JOB, key=key))
+    assert reforming(bench).closing.awaited >= donors, "nobody has a newer state than they"
+    used = donors & set(bench.plan.devices)
+    assert used, "their devices are used again"
+    bench.all_report(lambda device: holding(3, 1 if device in donors else 2)(device)).prepared()
+    restore = bench.form().restore
+    assert isinstance(restore, FromMemory)
+    held = layout(bench.record.plans[Generation(1)], a_profile(), mirrors=1)
+    for device in used:
+        moved = [move.interval for move in restore.moves if move.target == device]
+        assert not any(have.intersect(one) for have in held.held(device) for one in moved), "what it holds is not sent"
+
+
 def test_a_new_node_is_warmed_and_filled_first_and_then_the_generation_changes() -> None:
     bench = grow(trained(tp=2, pp=2))
     assert {node for node, _ in bench.calls(StopAfter)} == set(bench.plan.nodes)
@@ -519,6 +538,44 @@ def test_what_trains_is_not_closed_for_a_larger_plan_while_a_host_is_silent() ->
     assert not bench.record.join.stopping and newcomer in bench.record.join.done
     bench.passed(5, node=silent)
     assert bench.record.join.stopping and isinstance(bench.state, Running)
+
+
+def test_a_warm_host_that_was_silent_for_a_moment_and_has_nothing_to_tell_is_used() -> None:
+    bench = trained(tp=2, pp=2)
+    bench.host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared().ready()
+    bench.add_node(4).planned().host_silent(NodeId("n4")).host_heard(NodeId("n4"))
+    assert not bench.record.unreachable, "an empty answer is an answer"
+    bench.host_silent(N0).said(NodeId("n4"), HostOpened(seconds=1.0))
+    assert isinstance(bench.state, Running) and contact_of(bench.record) != ""
+    assert bench.record.join is None
+    bench.host_heard(N0)
+    assert bench.record.join is not None and NodeId("n4") in bench.record.join.plan.nodes
+
+
+def test_silent_nodes_are_left_alone_where_they_train_and_not_planned_with() -> None:
+    bench = trained(tp=2, pp=2).silence_node(N3)
+    assert isinstance(bench.state, Running) and not bench.record.planning
+    bench.exited(a_device(0)).planned()
+    assert N3 not in bench.plan.nodes
+
+
+def test_a_larger_plan_waits_for_a_silent_node_and_is_not_forgotten() -> None:
+    bench = trained(tp=2, pp=2)
+    bench.host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared().ready()
+    bench.add_node(4).planned().silence_node(N0).said(NodeId("n4"), HostOpened(seconds=1.0))
+    assert isinstance(bench.state, Running) and bench.record.target is not None
+    assert bench.record.join is None
+    bench.silence_node(N0, speaks=True)
+    assert bench.record.join is not None and NodeId("n4") in bench.record.join.plan.nodes
+
+
+def test_a_node_that_comes_while_another_is_silent_is_used_once_that_speaks() -> None:
+    bench = trained(tp=2, pp=2)
+    bench.host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared().ready()
+    bench.silence_node(N0).add_node(4)
+    assert not bench.record.planning, "a plan without what trains there would be no larger"
+    bench.silence_node(N0, speaks=True).planned()
+    assert bench.record.target is not None and NodeId("n4") in bench.record.target.nodes
 
 
 def test_hosts_that_do_not_warm_up_are_given_up_and_training_goes_on() -> None:
