@@ -38,6 +38,7 @@ from orchestrator.domain.protocol import (
     HostEvent,
     HostOpened,
     HostRequest,
+    JoinerAt,
     PrepareSeats,
     RankExited,
     RankReady,
@@ -315,6 +316,30 @@ class Bench:
     def checkpoint(self, at: int, answer: Answer | None = None) -> Bench:
         ref = CheckpointRef(step=Step(at), generation=self.record.generation, path=f"/shared/{at}", answer=answer)
         return self.tell(CheckpointCommitted(job=JOB, checkpoint=ref))
+
+    # --- newcomers --------------------------------------------------------------------------------------------------------
+
+    @property
+    def newcomers(self) -> list[Device]:
+        """Of the plan that the job is on its way to."""
+        state, join = self.state, self.record.join
+        assert isinstance(state, Running) and join is not None
+        return sorted(set(join.plan.devices) - set(state.plan.devices))
+
+    def copying(self) -> Bench:
+        """Newcomers' processes are there, and told whom to receive from."""
+        join = self.record.join
+        assert join is not None
+        for node in sorted({device.node for device in self.newcomers}):
+            self.said(node, self.seats(join.generation, [d for d in self.newcomers if d.node == node]))
+        return self
+
+    def caught_up(self, *devices: Device) -> Bench:
+        join = self.record.join
+        assert join is not None
+        for device in devices or self.newcomers:
+            self.said(device.node, JoinerAt(device=device, generation=join.generation, step=self.record.committed))
+        return self
 
     # --- looking ----------------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from orchestrator.domain.events import (
     StepRecord,
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
-from orchestrator.domain.generation import Answer, Held, RankReport, Settlement
+from orchestrator.domain.generation import Answer, Arrived, Held, RankReport, Settlement
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Rank, Step
 from orchestrator.domain.job import (
     Cancelled,
@@ -51,6 +51,7 @@ from orchestrator.domain.job import (
     Incident,
     JobRecord,
     JobState,
+    Join,
     Looking,
     Probing,
     Queued,
@@ -64,8 +65,10 @@ from orchestrator.domain.layout import Move
 from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
 from orchestrator.domain.profile import Divisor, Interval, Line, Profile
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
     CloseHost,
+    EndJoin,
     Envelope,
     FaultCarriedOut,
     FormGeneration,
@@ -77,6 +80,8 @@ from orchestrator.domain.protocol import (
     HostOpened,
     HostRequest,
     InjectFault,
+    JoinerAt,
+    JoinFailed,
     KillRank,
     LookAround,
     OpenHost,
@@ -90,6 +95,7 @@ from orchestrator.domain.protocol import (
     SeatsPrepared,
     ShardSaved,
     StepsPassed,
+    StopAfter,
 )
 from orchestrator.domain.sight import Phase, RankSight, Traffic
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, RecoverySpec, TrainSpec
@@ -380,5 +386,25 @@ FAULTS = (
         why="the rank was killed",
     ),
 )
+JOINS: tuple[BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement, ...] = (
+    BeginJoin(generation=G2, of=G1, plan=PLAN, moves=(MOVE,), addresses={D2: "127.0.0.1:4003"}, attempt=1),
+    StopAfter(generation=G1),
+    EndJoin(generation=G2),
+    JoinerAt(device=D2, generation=G2, step=Step(44)),
+    JoinFailed(device=D2, generation=G2, source=D0, attempt=1, message="a/0 broke off: end of file"),
+    Join(
+        generation=G2,
+        plan=PLAN,
+        addresses={D2: "127.0.0.1:4003"},
+        moves=(MOVE,),
+        attempt=1,
+        broken=frozenset({D1}),
+        done=frozenset({D2}),
+        begun=True,
+        stopping=True,
+    ),
+    replace(REPORT, arrived=Arrived(step=Step(41), intervals=(MOVE.interval,)), stopped=True),
+    replace(SETTLEMENT, arrived=((D2, (MOVE.interval,)),)),
+)
 HEARD = (HostHeard(job=JOB, node=NODE),)
-LATER: tuple[object, ...] = (*FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS)
+LATER: tuple[object, ...] = (*FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)

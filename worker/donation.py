@@ -14,8 +14,7 @@ from orchestrator.domain.ids import Device, Generation, JobId
 from orchestrator.domain.layout import Move
 from orchestrator.domain.plan import Plan
 
-from .faultpoints import faultpoint
-from .parallel.carrier import Addressed, LinksCarrier
+from .parallel.carrier import Addressed, Handle, LinksCarrier
 from .parallel.links import Links
 from .parallel.mesh import job_cookie, ranks_of
 from .progress import Progress
@@ -76,12 +75,10 @@ class Donation:
             self._progress.leave()
         self._carrier = LinksCarrier(links, rank, len(self.ranks), self._progress)
 
-    def exchange(self, sends: Addressed, receives: Addressed) -> None:
-        """Returns when the last byte has left. Raises Aborted, PeerLost."""
+    def post(self, sends: Addressed, receives: Addressed) -> Handle:
+        """Like Session.post. Raises Aborted, PeerLost."""
         assert self._carrier is not None, "open the donation first"
-        posted = self._carrier.post(sends, receives)
-        faultpoint("in_transfer")
-        posted.wait()
+        return self._carrier.post(sends, receives)
 
     def abort(self) -> None:
         with self._gate:

@@ -20,14 +20,18 @@ from typing import assert_never
 from orchestrator.domain.errors import EverstepError, StaleTerm
 from orchestrator.domain.ids import Device, EffectId, Generation, Term
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
     CloseHost,
+    EndJoin,
     Envelope,
     FaultCarriedOut,
     FormGeneration,
     HostMessage,
     HostRequest,
     InjectFault,
+    JoinerAt,
+    JoinFailed,
     KillRank,
     LookAround,
     OpenHost,
@@ -39,6 +43,7 @@ from orchestrator.domain.protocol import (
     RanksStalled,
     SelfTest,
     ShardSaved,
+    StopAfter,
     Together,
 )
 
@@ -162,6 +167,8 @@ class Host:
                 self._form(request)
             case CloseGeneration():
                 self._close_generation(request.generation)
+            case BeginJoin() | StopAfter() | EndJoin():
+                self._pass_on(request)
             case KillRank():
                 self._kill(request)
             case LookAround():
@@ -215,6 +222,13 @@ class Host:
                 seat.is_finished = False
                 crew.post(seat, frame)
         self._isolation.move(time.monotonic())
+
+    def _pass_on(self, order: BeginJoin | StopAfter | EndJoin) -> None:
+        """Each rank knows whether it is meant."""
+        crew, frame = self._opened_crew(), order_frame(order)
+        for seat in crew.seats:
+            if seat.is_living:
+                crew.post(seat, frame)
 
     def _close_generation(self, generation: Generation) -> None:
         crew = self._opened_crew()
@@ -302,7 +316,7 @@ class Host:
             case RankFinished():
                 seat.is_finished = True
                 self._outbox.add(said)
-            case ShardSaved():
+            case ShardSaved() | JoinerAt() | JoinFailed():
                 self._outbox.add(said)
             case StandsBy():
                 self._opened_crew().stands_by(seat)

@@ -22,14 +22,19 @@ from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
+    EndJoin,
     FaultCarriedOut,
     FormGeneration,
     InjectFault,
+    JoinerAt,
+    JoinFailed,
     RankFinished,
     RankReady,
     RankReported,
     ShardSaved,
+    StopAfter,
 )
 
 from .page import pack_answer, unpack_answer
@@ -45,7 +50,7 @@ class StandBy:
     plan: Plan
 
 
-ToRank: TypeAlias = FormGeneration | CloseGeneration | InjectFault | StandBy
+ToRank: TypeAlias = FormGeneration | CloseGeneration | BeginJoin | StopAfter | EndJoin | InjectFault | StandBy
 
 _ORDER, _SAID, _PASSED = b"O", b"S", b"P"
 _LENGTH = struct.Struct("<I")
@@ -73,7 +78,9 @@ class StandsBy:
     """It is built as far as it can be without a role."""
 
 
-Said: TypeAlias = RankReported | RankReady | RankFinished | ShardSaved | FaultCarriedOut | StandsBy | Raised
+Said: TypeAlias = (
+    RankReported | RankReady | RankFinished | ShardSaved | JoinerAt | JoinFailed | FaultCarriedOut | StandsBy | Raised
+)
 FromRank: TypeAlias = Said | Passed
 
 

@@ -20,6 +20,7 @@ from .effects import Effect
 from .faults import Injected
 from .generation import Answer, RankReport, Settlement
 from .ids import Device, EffectId, Generation, JobId, NodeId, Step
+from .layout import Move
 from .plan import Plan
 from .profile import Profile
 from .rungs import Option, Rung
@@ -121,6 +122,28 @@ class Closing:
     awaited: frozenset[Device]
     reports: Mapping[Device, RankReport] = field(default_factory=dict)
     settlement: Settlement | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Newcomers of a larger plan receive their state while the job trains on.
+
+    Their processes are prepared, then told whom to receive what from (`moves`, also what was meant to come from a source
+    that broke off); when all have caught up, the generation is told to stop between two steps.
+    """
+
+    generation: Generation
+    """Its number, which no generation is formed under."""
+    plan: Plan
+    addresses: Mapping[Device, str] = field(default_factory=dict)
+    moves: tuple[Move, ...] = ()
+    attempt: int = 0
+    broken: frozenset[Device] = frozenset()
+    """Sources that are not asked again."""
+    done: frozenset[Device] = frozenset()
+    """Newcomers that are waited for no longer: they have caught up, or never will and are filled in the pause."""
+    begun: bool = False
+    stopping: bool = False
 
 
 # --- states --------------------------------------------------------------------------------------------------------------
@@ -301,6 +324,12 @@ class JobRecord:
     """Devices the last plan was chosen from; another is asked for only when one more is usable."""
     target: Plan | None = None
     """A larger plan whose hosts are being warmed while the job trains on."""
+    join: Join | None = None
+    """Under way towards `target`."""
+    reserved: Generation = Generation(0)
+    """The newest number that names a join; the next generation's is higher."""
+    joins_failed: int = 0
+    """In a row."""
     avoided: frozenset[NodeId] = frozenset()
     """Nodes not to plan with for now: their host was given up and is being closed, or could not be started."""
     pids: Mapping[Device, int] = field(default_factory=dict)

@@ -102,6 +102,36 @@ class CloseGeneration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeginJoin:
+    """Newcomers receive what `plan` gives them while generation `of` trains on: `moves`, kept current step by step.
+
+    generation numbers the join, and is formed by nobody. addresses: newcomer -> host:port of its listener. A later attempt
+    names other sources for what one that broke off was to give. Answered by JoinerAt or JoinFailed.
+    """
+
+    generation: Generation
+    of: Generation
+    plan: Plan
+    moves: tuple[Move, ...]
+    addresses: Mapping[Device, str]
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAfter:
+    """Every rank of the generation stops between two steps, all after the same one, and reports."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndJoin:
+    """Training has stopped: newcomers report what they have of its last step, at once or nearly."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KillRank:
     """SIGKILL the rank on a device. why: what its end is explained with; dump: read its stack first."""
 
@@ -153,7 +183,18 @@ class Together:
 
 
 HostRequest: TypeAlias = (
-    OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | LookAround | InjectFault | SelfTest | CloseHost
+    OpenHost
+    | PrepareSeats
+    | FormGeneration
+    | CloseGeneration
+    | BeginJoin
+    | StopAfter
+    | EndJoin
+    | KillRank
+    | LookAround
+    | InjectFault
+    | SelfTest
+    | CloseHost
 )
 HostMessage: TypeAlias = HostRequest | Together
 
@@ -257,6 +298,26 @@ class RankFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinerAt:
+    """A newcomer has everything and is not behind training any more."""
+
+    device: Device
+    generation: Generation
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinFailed:
+    """A source gives a newcomer nothing any more."""
+
+    device: Device
+    generation: Generation
+    source: Device
+    attempt: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultCarriedOut:
     """An injected fault is about to happen, or cannot. at: the host's wall clock; step: under way in the rank."""
 
@@ -295,6 +356,8 @@ HostEvent: TypeAlias = (
     | StepsPassed
     | ShardSaved
     | RankFinished
+    | JoinerAt
+    | JoinFailed
     | FaultCarriedOut
     | SelfTested
     | HostFailed

@@ -80,6 +80,8 @@ class RecoverySpec:
     backend: Backend = "links"
     leave_s: float = 0.5
     """A rank that has not left a closed generation after this long is killed."""
+    copy_mb_s: float = 0.0
+    """How fast a newcomer is sent its state while training goes on, in MB/s a connection; 0: as fast as the link is."""
     max_isolation_s: float = 600.0
     """A host that hears from no supervisor for this long kills its ranks; 0 means never."""
     max_attempts: int = 8

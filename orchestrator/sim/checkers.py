@@ -12,7 +12,7 @@ from orchestrator.domain.faults import Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, Step
 from orchestrator.domain.job import TERMINAL, JobRecord, Reforming, Running, Starting
 from orchestrator.domain.layout import partners
-from orchestrator.domain.profile import Interval
+from orchestrator.domain.profile import Interval, joined
 from orchestrator.ports import Commit
 
 from .memory import Violation, uncovered
@@ -122,8 +122,10 @@ class Checker:
                     continue
                 if memory and (memory.step == step or (memory.step == step - 1 and rank.voted == step)):
                     held.extend(memory.intervals)
+                if rank.arrived_at == step:
+                    held.extend(rank.arrived)
         whole = [Interval(line.name, 0, line.numel) for line in profile().lines]
-        if held and not uncovered(whole, _joined(held)):
+        if held and not uncovered(whole, joined(held)):
             raise Violation(f"{record.id} is rolled back from step {step}, which living ranks hold whole")
 
     def _check_risk(self, record: JobRecord) -> None:
@@ -171,15 +173,3 @@ class Checker:
             counted = sum(incident.rolled_back for incident in record.incidents)
             if counted != self.rolled_back[job] and len(record.incidents) < 100:
                 raise Violation(f"{job} shows {counted} steps rolled back where {self.rolled_back[job]} were")
-
-
-def _joined(intervals: list[Interval]) -> list[Interval]:
-    """Touching intervals made one."""
-    joined: list[Interval] = []
-    for interval in sorted(intervals):
-        last = joined[-1] if joined else None
-        if last and last.line == interval.line and interval.start <= last.stop:
-            joined[-1] = Interval(last.line, last.start, max(last.stop, interval.stop))
-        else:
-            joined.append(interval)
-    return joined

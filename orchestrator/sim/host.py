@@ -15,8 +15,10 @@ from orchestrator.domain.faults import FaultKind
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
     CloseHost,
+    EndJoin,
     Envelope,
     FaultCarriedOut,
     FormGeneration,
@@ -35,6 +37,7 @@ from orchestrator.domain.protocol import (
     SelfTested,
     ShardSaved,
     StepsPassed,
+    StopAfter,
 )
 
 from .lookout import SimLookout
@@ -108,6 +111,16 @@ class SimHost:
                 self._form(request)
             case CloseGeneration(generation=generation):
                 self._close_generation(generation)
+            case BeginJoin():
+                for device in sorted({move.target for move in request.moves} & set(self.ranks)):
+                    rank = self.ranks[device]
+                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.join(request))  # type: ignore[misc]
+            case StopAfter(generation=generation):
+                for _, rank in sorted(self.ranks.items()):
+                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_stop(generation))  # type: ignore[misc]
+            case EndJoin(generation=generation):
+                for _, rank in sorted(self.ranks.items()):
+                    rank.soon(0.001, 0.25, lambda rank=rank: rank.end_join(generation))  # type: ignore[misc]
             case KillRank():
                 self._kill(request)
             case LookAround():

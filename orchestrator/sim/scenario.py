@@ -17,6 +17,8 @@ class Trouble(StrEnum):
     KILL_RANK = "kill_rank"
     KILL_VOTER = "kill_voter"
     """The first rank to see a vote pass, in that instant."""
+    KILL_DONOR = "kill_donor"
+    """One that gives state away, in the middle of the job's next transfer."""
     RAISE = "raise"
     """The program of a rank raises, once."""
     KILL_NODE = "kill_node"
@@ -74,7 +76,7 @@ def one_failure(seed: int) -> Scenario:
     return Scenario(
         seed=seed,
         nodes=nodes,
-        jobs=(_job(rng, 0, sum(nodes), 12),),
+        jobs=(_job(rng, 0, sum(nodes), 24),),
         troubles=(rng.choice((Trouble.KILL_RANK, Trouble.KILL_VOTER, Trouble.KILL_NODE, Trouble.KILL_HOST)),),
         between_s=0.3,
         trouble_until_s=60.0,

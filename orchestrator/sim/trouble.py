@@ -39,6 +39,7 @@ class Troublemaker:
         self._rng = world.rng
         self._nodes = tuple(world.size)
         self.is_quiet = False
+        self._has_raised = False
         self._hung: set[tuple[JobId, Step]] = set()
         self._brought = 0
         self.may_roll_back = not world.scenario.gentle
@@ -68,13 +69,19 @@ class Troublemaker:
             case Trouble.KILL_RANK:
                 self._to_a_rank(trouble, lambda rank: rank.host.kill(rank))
             case Trouble.RAISE:
-                if not any(record.failures for record in world.records().values()):  # three in a row would end the job
+                # Twice in one step would end the job, and the record may not say yet that it has raised.
+                if not self._has_raised and not any(record.failures for record in world.records().values()):
+                    self._has_raised = True
                     self._to_a_rank(trouble, lambda rank: rank.host.kill(rank, "OddError: odd"))
             case Trouble.KILL_VOTER:
                 for arena in self._running_arenas():
                     arena.kills_voter = True
+            case Trouble.KILL_DONOR:
+                world.doomed_donors.update(world.records())
             case Trouble.KILL_NODE:
                 alive = [node for node in world.size if node not in world.dead]
+                if world.scenario.failures == 1:  # the only one must be one for the job
+                    alive = [node for node in alive if any(host.node == node and host.ranks for host in hosts)]
                 if len(alive) > 1:
                     world.kill_node(rng.choice(alive))
             case Trouble.KILL_HOST:

@@ -48,6 +48,8 @@ class World:
         self.size: dict[NodeId, int] = {}
         self.dead: dict[NodeId, float] = {}
         """Dead nodes, and when the cluster notices."""
+        self.doomed_donors: set[JobId] = set()
+        """Jobs whose next transfer costs a donor its life."""
         self._last_pid = 100
         self._last_flip = 0
         self.not_finite: set[tuple[JobId, Step]] = set()

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.job import Closing, JobRecord, Probing, Queued, Reforming, Running, Starting, Stopping
+from orchestrator.domain.job import Closing, JobRecord, Join, Probing, Queued, Reforming, Running, Starting, Stopping
 
 PROBE_S = 120.0
 OPEN_S = 180.0
 """A host that starts: imports, data, warm-up; on a loaded machine this takes tens of seconds."""
 PREPARE_S = 30.0
+JOIN_S = 1800.0
+"""Newcomers receive their state meanwhile; a source or a link that stalls is noticed long before, by its ends."""
+STOP_AFTER_S = 10.0
+"""Beyond five steps, in which a generation stops by itself."""
 FORM_S = 60.0
 """Connecting, restoring and the first step's warm-up."""
 REPORT_MARGIN_S = 1.5
@@ -52,7 +56,9 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
                 found.update(_isolated(record, generation))
             if any(not spare.is_ready or node in record.unreachable for node, spare in record.spares.items()):
                 found[f"spare:{generation}"] = OPEN_S
-            if record.target is not None:
+            if record.join is not None:
+                found.update(_join(record, record.join))
+            elif record.target is not None:
                 found[f"grow:{generation}"] = OPEN_S
             return found
         case Reforming(closing=closing, forming=next_one):
@@ -74,6 +80,12 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
             return {"stop": STOP_S}
         case _:
             return {}
+
+
+def _join(record: JobRecord, join: Join) -> dict[str, float]:
+    if join.stopping:
+        return {f"join_stop:{join.generation}": STOP_AFTER_S + 5 * (record.typical_step_s or 0.0)}
+    return {f"join_copy:{join.generation}": JOIN_S} if join.begun else {f"join_prepare:{join.generation}": PREPARE_S}
 
 
 def has_left(closing: Closing, lost: frozenset[Device]) -> bool:

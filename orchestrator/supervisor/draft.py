@@ -169,7 +169,7 @@ class Draft:
         return self.record.hosts - self.record.avoided
 
     def next_generation(self) -> Generation:
-        return Generation(self.record.generation + 1)
+        return Generation(max(self.record.generation, self.record.reserved) + 1)
 
     @property
     def spare_devices(self) -> frozenset[Device]:

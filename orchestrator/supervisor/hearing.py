@@ -15,6 +15,8 @@ from orchestrator.domain.protocol import (
     FaultCarriedOut,
     HostFailed,
     HostOpened,
+    JoinerAt,
+    JoinFailed,
     RankExited,
     RankFinished,
     RankReady,
@@ -31,6 +33,14 @@ from .deadlines import deadlines
 from .draft import Draft
 from .faulting import fault_carried_out, fault_seen
 from .forming import host_opened, rank_ready, seats_prepared
+from .joining import (
+    give_up_joining,
+    join_failed,
+    joiner_at,
+    newcomer_lost,
+    newcomers_prepared,
+    stop_now,
+)
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
 from .sparing import give_up_slow_spares, spare_exited, spare_prepared
 from .stalling import conclude, host_silent, ranks_seen, ranks_stalled
@@ -50,6 +60,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
         case SeatsPrepared():
             if not spare_prepared(draft, node, said.event):
                 seats_prepared(draft, said.event)
+                newcomers_prepared(draft, said.event)
         case RankReported(report=report):
             rank_reported(draft, report)
         case RankExited():
@@ -60,6 +71,10 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             steps_passed(draft, said.event)
         case ShardSaved():
             shard_saved(draft, said.event)
+        case JoinerAt():
+            joiner_at(draft, said.event)
+        case JoinFailed():
+            join_failed(draft, said.event)
         case RankFinished():
             pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
         case RanksStalled():
@@ -96,6 +111,7 @@ def _rank_exited(draft: Draft, exited: RankExited) -> None:
         draft.update_incident(stack=exited.stack)
     fault = exit_fault(exited, draft.now)
     rank_exited(draft, exited, fault)
+    newcomer_lost(draft, exited.device, exited.message or f"exit code {exited.exit_code}")
     fault_seen(draft, fault, fault.devices)
 
 
@@ -143,6 +159,12 @@ def deadline_passed(draft: Draft, key: str) -> None:
             _give_up_growing(draft)
         case "spare":
             give_up_slow_spares(draft)
+        case "join_prepare":
+            give_up_joining(draft, "newcomers did not become ready in time")
+        case "join_copy":
+            give_up_joining(draft, "newcomers did not catch up in time")
+        case "join_stop":
+            stop_now(draft)
         case "retry":
             draft.set(avoided=draft.record.avoided & draft.record.hosts)
         case "open" | "prepare":

@@ -10,7 +10,7 @@ from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Cause, Closing, Fault, Incident, Queued, Reforming, Running, Starting
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import CloseGeneration, CloseHost, KillRank, RankExited
+from orchestrator.domain.protocol import CloseGeneration, CloseHost, EndJoin, KillRank, RankExited
 from orchestrator.recovery.settle import settle
 
 from .charging import charge, recharge
@@ -46,6 +46,8 @@ def begin_reform(
     again = isinstance(state, Reforming)
     # Devices lost earlier have new processes by now, which report like everybody else.
     said = {d: r for d, r in (reports or {}).items() if r.generation == generation}
+    newcomers = _newcomers(draft) if target is not None else frozenset()
+    members = members - _prepared(draft) | newcomers
     closing = Closing(generation=generation, awaited=members - lost - set(said), reports=said)
     reforming = Reforming(
         fault=fault,
@@ -78,6 +80,10 @@ def begin_reform(
         cause=fault.cause,
         lost=[str(device) for device in sorted(lost)],
     )
+    if draft.record.join:
+        for node in sorted({device.node for device in newcomers} & draft.trusted_hosts):
+            draft.call(node, EndJoin(generation=draft.record.join.generation))
+    draft.set(join=None)
     for node in sorted({device.node for device in members} & draft.trusted_hosts):
         draft.call(node, CloseGeneration(generation=generation))
     _choose_next(draft, plan, target)
@@ -98,6 +104,18 @@ def _broken(draft: Draft) -> tuple[Generation, Plan, frozenset[Device]]:
     return state.forming.generation, state.forming.plan, frozenset(draft.record.pids) - draft.spare_devices
 
 
+def _newcomers(draft: Draft) -> frozenset[Device]:
+    """Who has been receiving what the next plan gives it, and reports how far that has come."""
+    join = draft.record.join
+    return frozenset(move.target for move in join.moves) & set(draft.record.pids) if join else frozenset()
+
+
+def _prepared(draft: Draft) -> frozenset[Device]:
+    """Whose processes were made for a join: of a generation that ends otherwise they know nothing, and nobody asks them."""
+    state, join = draft.state, draft.record.join
+    return frozenset(join.addresses) - set(state.plan.devices) if join and isinstance(state, Running) else frozenset()
+
+
 def _choose_next(draft: Draft, plan: Plan, target: Plan | None) -> None:
     if target is not None:
         begin_forming(draft, target)
@@ -113,6 +131,11 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
     state = draft.state
     if isinstance(state, Reforming) and report.generation == state.closing.generation:
         _take_report(draft, report)
+    elif report.stopped and isinstance(state, Running) and report.generation == state.generation:
+        join = draft.record.join
+        why = f"a larger plan is ready: {join.plan.describe()}" if join else "stopped for a plan that is there no longer"
+        fault = Fault(cause=Cause.GROW, message=why, at=draft.now)
+        begin_reform(draft, fault, reports={report.device: report}, target=join.plan if join else None)
     elif (at_it := at_work(draft)) and at_it[0] == report.generation:
         fault = found_fault(draft, report, at_it[0]) or _link_fault(draft, report)
         begin_reform(draft, fault, reports={report.device: report})

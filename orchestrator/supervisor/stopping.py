@@ -17,7 +17,7 @@ def stop(draft: Draft, outcome: Outcome) -> None:
         return
     hosts = draft.record.hosts
     # What was asked for and not done yet is moot; the closing below is what counts.
-    draft.set(outbox={}, target=None, planning=False, looking=None)
+    draft.set(outbox={}, target=None, join=None, planning=False, looking=None)
     draft.effects.clear()
     draft.ward.forget_tester(draft.record.id)
     draft.become(Stopping(outcome=outcome, open_hosts=hosts))

@@ -9,14 +9,14 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import PlanChosen
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cause, Failed, Fault, Queued, Reforming, Running
+from orchestrator.domain.job import Failed, Queued, Reforming, Running
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rungs import Rung
 
 from .draft import Draft
 from .forming import begin_forming, open_host
+from .joining import advance_join, drop_join
 from .laddering import nothing_fits, planned
-from .reforming import begin_reform
 from .sparing import reserved
 from .stopping import stop
 
@@ -113,13 +113,15 @@ def _is_silent(plan: Plan, nodes: Mapping[NodeId, Node]) -> bool:
 
 def _grow_if_warm(draft: Draft) -> None:
     record, state = draft.record, draft.state
+    if record.target is None and record.join is not None:
+        drop_join(draft)
     if record.target is None or not isinstance(state, Running):
         return
     needed = {*state.plan.nodes, *record.target.nodes}
     if not set(record.target.nodes) <= set(draft.num_devices):
         draft.set(target=None)
+        drop_join(draft)
     elif not draft.usable >= set(record.target.devices):
         return  # a part of it is silent just now
     elif record.warm >= needed and not record.unreachable & needed:  # what trains is never closed for one that cannot form
-        fault = Fault(cause=Cause.GROW, message=f"a larger plan is ready: {record.target.describe()}", at=draft.now)
-        begin_reform(draft, fault, target=record.target)
+        advance_join(draft)

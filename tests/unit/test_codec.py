@@ -20,8 +20,20 @@ from orchestrator.domain.events import HistoryEntry, HostHeard, Input, StepRecor
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected
 from orchestrator.domain.generation import RankReport, Settlement
 from orchestrator.domain.ids import Device, JobId, NodeId
-from orchestrator.domain.job import Failure, JobRecord, JobState, Probing, Succeeded
-from orchestrator.domain.protocol import Envelope, FaultCarriedOut, HostEvent, HostRequest, InjectFault, Restore
+from orchestrator.domain.job import Failure, JobRecord, JobState, Join, Probing, Succeeded
+from orchestrator.domain.protocol import (
+    BeginJoin,
+    EndJoin,
+    Envelope,
+    FaultCarriedOut,
+    HostEvent,
+    HostRequest,
+    InjectFault,
+    JoinerAt,
+    JoinFailed,
+    Restore,
+    StopAfter,
+)
 from orchestrator.domain.quarantine import Quarantine
 from tests import doubts, samples
 
@@ -49,6 +61,10 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "doubt-settlements-1": (Settlement, doubts.SETTLEMENTS),
     "quarantine-1": (tuple[Quarantine, ...], (doubts.QUARANTINES,)),
     "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
+    "joins-1": (
+        BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
+        samples.JOINS,
+    ),
 }
 
 
