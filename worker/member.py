@@ -4,7 +4,7 @@ It owns the promise to report once per generation, and what ends one: a close, a
 numbers, or the last step. It refuses to know how orders arrive, how a step is made and who decides about generations.
 
     form(g) ──> connect, restore, train ──> finished | left: report       a donor, with no seat in g: connect, give
-    join ──> receive in the background's place ──> report                 close(g) before it began: report
+    join ──> receive what a plan to come will give it ──> report          close(g) before it began: report
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ MAX_IDS = 1024
 MAX_GROUPS = 4096
 """Parameter groups whose maxima fit on a page."""
 
-_MAGIC = int.from_bytes(b"everstep", "little")
 MAX_PEERS = 512
 """Connections in the table of traffic; those that are waited for come first."""
 
+_MAGIC = int.from_bytes(b"everstep", "little")
 GROUP_AT, GROUP_BYTES = 24 * 8, 256
 TRAFFIC_AT = GROUP_AT + GROUP_BYTES
 TABLE = struct.Struct("<qqqqq")  # number of writes, collective, quiet since (ns), written at (ns), number of rows
