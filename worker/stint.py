@@ -35,6 +35,8 @@ from .state.kept import Kept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stint:
+    """held: what `kept` holds, laid out for this generation; feeders: told of each update, and stopped by who ends this."""
+
     spec: JobSpec
     stage: StageRunner
     buffers: Buffers
