@@ -23,7 +23,7 @@ from orchestrator.domain.protocol import CloseHost, Envelope, HostMessage, OpenH
 from orchestrator.ports import HostGone, HostUnreachable
 
 from .host_wire import Call, Poll, Pulse, Reply, raise_for, read
-from .pulse import until_gone
+from .pulse import Lifeline
 from .ray_environment import (
     DEVICES_LABEL,
     KIND_LABEL,
@@ -36,11 +36,18 @@ from .ray_environment import (
 from .reach import Contact, Reach
 
 CALL_S = 5.0
+CALL_GRACE_S = 1.0
+"""A call whose host's machine does not answer either is given up after this long, and made again."""
 OPEN_S = 60.0
 """A worker process of Ray's has to start and import."""
 CLOSE_S = 15.0
-POLL_GRACE_S = 1.5
-"""Beyond the wait that was asked for."""
+POLL_GRACE_S = 0.3
+"""Beyond the wait that was asked for, where the host's machine does not answer either."""
+BUSY_S = 2.5
+"""The same where its machine does answer: it has much to do, or the process is stuck."""
+SILENCE_S = 0.8
+"""A machine that has acknowledged nothing for so long does not answer; two packets in a row may be lost."""
+_LOOK_S = 0.05
 TABLE_S = 1.0
 """How long Ray's node table may take before the last one known is used."""
 KEEP_LOST_S = 600.0
@@ -62,10 +69,20 @@ class _Raylet:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A living host as far as anybody knows. gone: completes with the evidence, in words."""
+    """A living host as far as anybody knows."""
 
     actor: Any
-    gone: asyncio.Task[str]
+    life: Lifeline
+
+    @property
+    def gone(self) -> asyncio.Task[str]:
+        """Completes with the evidence, in words."""
+        return self.life.gone
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing that is sent to its machine is acknowledged."""
+        return self.life.silent_s >= SILENCE_S
 
 
 class RayCluster:
@@ -95,7 +112,7 @@ class RayCluster:
     async def close(self) -> None:
         """Let go; hosts live on."""
         for line in self._lines.values():
-            line.gone.cancel()
+            line.life.close()
         self._lines.clear()
         for reach in self._reaches.values():
             reach.close()
@@ -148,18 +165,18 @@ class RayCluster:
         match request:
             case OpenHost():
                 line = await self._open(job, node, request)
-                await self._ask(line, "handle", data, CALL_S)
+                await self._ask(line, "handle", data, CALL_GRACE_S, CALL_S)
             case CloseHost():
                 await self._close(job, node, data)
             case _:
-                await self._ask(await self._attach(job, node), "handle", data, CALL_S)
+                await self._ask(await self._attach(job, node), "handle", data, CALL_GRACE_S, CALL_S)
 
     async def poll(
         self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float
     ) -> tuple[Envelope, ...]:
         line = await self._attach(job, node)
         data = codec.dumps(Poll(term=term, after=after, acked=acked, wait_s=wait_s))
-        return (await self._ask(line, "poll", data, wait_s + POLL_GRACE_S)).envelopes
+        return (await self._ask(line, "poll", data, wait_s + POLL_GRACE_S, wait_s + BUSY_S)).envelopes
 
     async def _open(self, job: JobId, node: NodeId, request: OpenHost) -> _Line:
         """The host with this name, made where there is none."""
@@ -211,8 +228,8 @@ class RayCluster:
             return None
 
     async def _watch(self, job: JobId, node: NodeId, actor: Any, timeout_s: float) -> _Line:
-        pulse = codec.loads(Pulse, await self._answer(actor.pulse.remote(), None, timeout_s))
-        line = _Line(actor, asyncio.create_task(until_gone(pulse)))
+        pulse = codec.loads(Pulse, await self._answer(actor.pulse.remote(), None, timeout_s, timeout_s))
+        line = _Line(actor, Lifeline(pulse))
         self._lines[job, node] = line
         return line
 
@@ -224,7 +241,7 @@ class RayCluster:
             self._forget(job, node)
             return
         try:
-            await self._ask(line, "handle", data, CLOSE_S)
+            await self._ask(line, "handle", data, CALL_GRACE_S, CLOSE_S)
         except HostGone:
             self._forget(job, node)
             return
@@ -238,25 +255,31 @@ class RayCluster:
 
     def _forget(self, job: JobId, node: NodeId) -> None:
         if (line := self._lines.pop((job, node), None)) is not None:
-            line.gone.cancel()
+            line.life.close()
 
     # --- answers ----------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, line: _Line, method: str, data: bytes, timeout_s: float) -> Reply:
+    async def _ask(self, line: _Line, method: str, data: bytes, grace_s: float, timeout_s: float) -> Reply:
+        """Waits for grace_s where the host's machine is silent, and for timeout_s where it is not."""
         if line.gone.done():
             raise HostGone(line.gone.result())
-        answer = await self._answer(getattr(line.actor, method).remote(data), line.gone, timeout_s)
+        if line.is_silent:  # what would be sent now would wait on its way, behind what waits there already
+            raise HostUnreachable(_silence(line))
+        answer = await self._answer(getattr(line.actor, method).remote(data), line, grace_s, timeout_s)
         reply = read(Reply, answer)
         raise_for(reply)
         return reply
 
-    async def _answer(self, reference: Any, gone: asyncio.Task[str] | None, timeout_s: float) -> bytes:
+    async def _answer(self, reference: Any, line: _Line | None, grace_s: float, timeout_s: float) -> bytes:
         """A method's answer, or the first thing that makes waiting for it pointless."""
         errors = _ray().exceptions
         answer = asyncio.ensure_future(_result(reference))
-        waited: set[asyncio.Future[Any]] = {answer} if gone is None else {answer, gone}
+        waited: set[asyncio.Future[Any]] = {answer} if line is None else {answer, line.gone}
+        until = asyncio.get_running_loop().time() + timeout_s
         try:
-            await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waited, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+            while not done and not (line and line.is_silent) and asyncio.get_running_loop().time() < until:
+                done, _ = await asyncio.wait(waited, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
         except (errors.ActorDiedError, errors.ActorUnschedulableError) as error:
@@ -265,9 +288,9 @@ class RayCluster:
             raise HostUnreachable(_first_line(error)) from error
         finally:
             answer.cancel()
-        if gone is not None and gone.done():
-            raise HostGone(gone.result())
-        raise HostUnreachable(f"no answer within {timeout_s:g} s")
+        if line is not None and line.gone.done():
+            raise HostGone(line.gone.result())
+        raise HostUnreachable(_silence(line) if line and line.is_silent else f"no answer within {timeout_s:g} s")
 
     async def _in_thread(self, work: Callable[[], T], timeout_s: float) -> T:
         """A blocking call of Ray's. Its thread may outlive the wait."""
@@ -300,6 +323,10 @@ def _forget_token() -> None:
     from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
     AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _silence(line: _Line) -> str:
+    return f"its machine has acknowledged nothing for {line.life.silent_s:.1f} s"
 
 
 def actor_name(job: JobId, node: NodeId) -> str:

@@ -69,7 +69,8 @@ class RayHost:
         writer.write(self._pulse.greeting.encode())
         try:
             await writer.drain()
-            await reader.read()
+            while await reader.read(1 << 10):
+                pass  # a sign of life; it is our kernel that answers
         except OSError:
             pass
         finally:

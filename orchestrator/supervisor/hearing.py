@@ -126,8 +126,10 @@ def host_unheard(draft: Draft, lost: HostLost) -> None:
         if is_gone:
             host_closed(draft, lost.node)
         return
-    if lost.node in draft.record.avoided and not is_gone:
-        return  # it is being closed
+    if lost.node in draft.record.avoided:  # it is being closed
+        if is_gone:
+            host_closed(draft, lost.node)
+        return
     if not is_gone and lost.node not in suspects(draft):
         if lost.node not in draft.record.unreachable:
             draft.set(unreachable=draft.record.unreachable | {lost.node})

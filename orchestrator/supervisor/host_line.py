@@ -39,6 +39,7 @@ class HostLine:
         self._acked = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._opened = asyncio.Event()
+        self._is_closing = False
 
     def start(self, *, attached: bool) -> None:
         """attached: the host was opened by an earlier supervisor, so polling can begin before any request."""
@@ -47,6 +48,7 @@ class HostLine:
         self._tasks = [asyncio.create_task(self._send_all()), asyncio.create_task(self._poll_all())]
 
     def send(self, effect: EffectId, request: HostRequest) -> None:
+        self._is_closing = self._is_closing or isinstance(request, CloseHost)
         self._requests.put_nowait((effect, request))
 
     def acknowledge(self, number: int) -> None:
@@ -74,15 +76,20 @@ class HostLine:
     async def _send(self, requests: dict[EffectId, HostRequest]) -> None:
         effect, request = next(iter(requests.items()))
         message: HostMessage = request if len(requests) == 1 else Together(requests=requests)
+        is_silent = False
         while True:
             try:
                 await self._cluster.call(self._job, self._node, self._term, effect, message)
             except HostGone as error:
                 self._lost(Contact.GONE, str(error))
             except HostUnreachable as error:
-                self._lost(Contact.UNREACHABLE, str(error))
-                await asyncio.sleep(RETRY_S)
-                continue
+                if not is_silent:
+                    self._lost(Contact.UNREACHABLE, str(error))
+                is_silent = True
+                # What a host that is to be closed was asked before is moot: its close must not wait for that.
+                if not self._is_closing or isinstance(request, CloseHost):
+                    await asyncio.sleep(RETRY_S)
+                    continue
             except StaleTerm:
                 return
             except EverstepError as error:
@@ -92,6 +99,7 @@ class HostLine:
                 if isinstance(request, OpenHost):
                     self._opened.set()
             if isinstance(request, CloseHost):
+                self._is_closing = False
                 self._say(HostClosed(job=self._job, node=self._node))
             for done in requests:
                 self._tell(EffectDone(job=self._job, effect=done), urgent=False)
