@@ -184,10 +184,17 @@ class RayCluster:
             known = self._lines.get((job, node))
             if known is not None and not known.gone.done():
                 return known
-            if self._is_alive(node) is False:
-                raise HostGone(f"node {node} has ended")
-            actor = await self._in_thread(lambda: self._make(job, node, request.num_devices), OPEN_S)
-            return await self._watch(job, node, actor, OPEN_S)
+            until = asyncio.get_running_loop().time() + CALL_S
+            while True:
+                if self._is_alive(node) is False:
+                    raise HostGone(f"node {node} has ended")
+                actor = await self._in_thread(lambda: self._make(job, node, request.num_devices), OPEN_S)
+                try:
+                    return await self._watch(job, node, actor, OPEN_S)
+                except HostGone:  # the one before it may be dead, and Ray still know it by this name
+                    if asyncio.get_running_loop().time() > until:
+                        raise
+                    await asyncio.sleep(_LOOK_S)
 
     def _make(self, job: JobId, node: NodeId, num_devices: int) -> Any:
         from .ray_host import MAX_CONCURRENCY, RayHost

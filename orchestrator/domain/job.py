@@ -263,7 +263,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looking:
-    """Hosts have been asked what their ranks do, because one said that a rank stands still."""
+    """Hosts have been asked what their ranks do, because a rank may stand still."""
 
     generation: Generation
     number: int
@@ -272,6 +272,10 @@ class Looking:
     seen: Mapping[NodeId, tuple[RankSight, ...]] = field(default_factory=dict)
     suspected: tuple[str, ...] = ()
     """What the look before found, where it must be found twice; see supervisor/stalling.py."""
+    is_alarm: bool = True
+    """A host said that a rank stands still. Otherwise a host has gone silent: does anybody wait for its ranks?"""
+    after_s: float = 0.0
+    """Nobody has been asked yet: all are, once this has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,10 @@ ISOLATION_MARGIN_S = 60.0
 def deadlines(record: JobRecord) -> Mapping[str, float]:
     """key -> seconds the job may wait for it."""
     looking = record.looking
-    return {**_of_state(record), **({f"look:{looking.generation}:{looking.number}": LOOK_S} if looking else {})}
+    if looking is None:
+        return _of_state(record)
+    key = f"look:{looking.generation}:{looking.number}"
+    return {**_of_state(record), **({f"{key}:later": looking.after_s} if looking.after_s else {key: LOOK_S})}
 
 
 def _of_state(record: JobRecord) -> Mapping[str, float]:

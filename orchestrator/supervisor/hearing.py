@@ -45,7 +45,7 @@ from .losing import host_lost, rank_exited
 from .reforming import begin_reform
 from .reporting import ask_for_patience, give_up_waiting, rank_reported, suspects
 from .sparing import give_up_slow_spares, spare_exited, spare_prepared
-from .stalling import conclude, host_silent, ranks_seen, ranks_stalled
+from .stalling import conclude, host_answers, host_silent, ranks_seen, ranks_stalled
 from .stopping import abandon_hosts, host_closed, stop
 from .testing import self_tested
 from .training import shard_saved, steps_passed
@@ -102,6 +102,7 @@ def contact_restored(draft: Draft, node: NodeId) -> None:
     if node in draft.record.unreachable:
         draft.set(unreachable=draft.record.unreachable - {node})
         draft.say("contact_restored", f"{node} answers again")
+        host_answers(draft)
 
 
 def _rank_exited(draft: Draft, exited: RankExited) -> None:
@@ -134,7 +135,7 @@ def host_unheard(draft: Draft, lost: HostLost) -> None:
         if lost.node not in draft.record.unreachable:
             draft.set(unreachable=draft.record.unreachable | {lost.node})
             draft.say("contact_lost", f"{lost.node} does not answer ({lost.message}); training goes on while steps commit")
-            host_silent(draft)
+            host_silent(draft, lost.node)
         return
     _host_seen_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), is_gone)
 
