@@ -92,7 +92,7 @@ class Session:
     def open(self) -> None:
         """Connect and make the groups. Raises NotFormed after form_timeout_s, Aborted, PeerLost; then close it."""
         found = mesh(self.plan, self.profile, self.seat, mirrors=self._mirrors, moves=self._moves, donors=self._donors)
-        links = Links(self.seat.rank)
+        links = Links(self.seat.rank, self._progress)
         with self._gate:
             self._links = links
             if self._aborted:
