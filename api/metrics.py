@@ -34,6 +34,9 @@ class Metrics:
         self._step = Gauge("everstep_job_committed_step", "Last committed step.", ["job"], registry=registry)
         self._loss = Gauge("everstep_job_loss", "Loss of the last committed step.", ["job"], registry=registry)
         self._recoveries = Gauge("everstep_job_recoveries", "Recoveries from a fault.", ["job"], registry=registry)
+        self._false_alarms = Gauge(
+            "everstep_job_false_alarms", "Suspected hangs that were none, of the job's life.", ["job"], registry=registry
+        )
         self._requests = Counter(
             "everstep_http_requests_total", "Requests answered.", ["method", "route", "code"], registry=registry
         )
@@ -58,11 +61,12 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _per_job(self, active: Sequence[JobRecord]) -> None:
-        for gauge in (self._step, self._loss, self._recoveries):
+        for gauge in (self._step, self._loss, self._recoveries, self._false_alarms):
             gauge.clear()
         for record in active:
             self._step.labels(record.id).set(record.committed)
             self._recoveries.labels(record.id).set(sum(item.fault.cause not in RESIZES for item in record.incidents))
+            self._false_alarms.labels(record.id).set(record.false_alarms)
             if record.last_answer is not None and record.last_answer.losses:
                 self._loss.labels(record.id).set(record.last_answer.loss)
 

@@ -17,7 +17,7 @@ from orchestrator.domain.job import Cancelled, Failed, Incident, JobRecord, Refo
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.spec import JobSpec
-from orchestrator.domain.status import RESIZES, reason_of, status_of
+from orchestrator.domain.status import RESIZES, contact_of, reason_of, status_of
 from orchestrator.ports import Gap
 
 from . import views
@@ -37,6 +37,11 @@ def job(record: JobRecord) -> views.JobView:
         num_params=record.profile.num_params if record.profile else None,
         plan=_plan(record, *plan) if plan else None,
         incidents=tuple(_incident(item) for item in record.incidents),
+        spares=tuple(
+            views.SpareView(node=node, devices=tuple(map(str, spare.devices)), is_ready=spare.is_ready)
+            for node, spare in sorted(record.spares.items())
+        ),
+        at_risk=record.at_risk,
         checkpoint=_checkpoint(record),
         failure=_failure(record),
         attempts=_attempts(record),
@@ -164,7 +169,7 @@ def _summary(record: JobRecord) -> dict[str, object]:
         "id": record.id,
         "name": record.spec.name,
         "status": status_of(record.state).value,
-        "reason": reason_of(record.state),
+        "reason": contact_of(record) or reason_of(record.state),
         "generation": record.generation,
         "step": record.committed,
         "steps": record.spec.train.steps,
@@ -219,6 +224,14 @@ def _incident(item: Incident) -> views.IncidentView:
         attempts=item.attempts,
         phases=dict(item.phases),
         pause_s=item.pause_s,
+        rung=item.rung.value if item.rung else None,
+        predicted_pause_s=item.predicted_pause_s,
+        predicted=dict(item.predicted),
+        options=tuple(
+            views.OptionView(rung=one.rung.value, why=one.why, price_s=one.price_s, pause_s=one.pause_s)
+            for one in item.options
+        ),
+        stack=item.stack,
     )
 
 

@@ -130,10 +130,12 @@ class CheckpointSection(Request):
 
 class RecoverySection(Request):
     mirrors: Annotated[Whole, Field(ge=0, le=1)] = _default(RecoverySpec, "mirrors")
+    spares: Annotated[Whole, Field(ge=0, le=64)] = _default(RecoverySpec, "spares")
     compare_every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(RecoverySpec, "compare_every")
     verify: Verify = _default(RecoverySpec, "verify")
     backend: Backend = _default(RecoverySpec, "backend")
     leave_s: Annotated[Real, Field(ge=0.05, le=60)] = _default(RecoverySpec, "leave_s")
+    copy_mb_s: Annotated[Real, Field(ge=0, le=1e6)] = _default(RecoverySpec, "copy_mb_s")
     max_isolation_s: Annotated[Real, Field(ge=0, le=604800)] = _default(RecoverySpec, "max_isolation_s")
     max_attempts: Annotated[Whole, Field(ge=1, le=1000)] = _default(RecoverySpec, "max_attempts")
     max_external_attempts: Annotated[Whole, Field(ge=1, le=10000)] = _default(RecoverySpec, "max_external_attempts")

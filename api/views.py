@@ -99,6 +99,23 @@ class PlanView(View):
     seats: tuple[SeatView, ...]
 
 
+class OptionView(View):
+    """One way out of a fault: price_s (seconds of training at full strength), pause_s; None where it was not possible."""
+
+    rung: str
+    why: str
+    price_s: float | None
+    pause_s: float | None
+
+
+class SpareView(View):
+    """A node that stands by. is_ready: its ranks are forked and built."""
+
+    node: str
+    devices: tuple[str, ...]
+    is_ready: bool
+
+
 class IncidentView(View):
     """One recovery or resize; phases and pause_s are seconds, pause_s is None until it is over."""
 
@@ -117,6 +134,14 @@ class IncidentView(View):
     attempts: int
     phases: dict[str, float]
     pause_s: float | None
+    rung: str | None = None
+    """The way out that was taken; None for a resize."""
+    predicted_pause_s: float | None = None
+    predicted: dict[str, float] = {}
+    options: tuple[OptionView, ...] = ()
+    """Every way out that was weighed, the cheapest first; of recent incidents only."""
+    stack: tuple[str, ...] = ()
+    """Where the process that hung and was killed for it stood."""
 
 
 class CheckpointView(View):
@@ -170,6 +195,9 @@ class JobView(JobSummary):
     num_params: int | None
     plan: PlanView | None
     incidents: tuple[IncidentView, ...]
+    spares: tuple[SpareView, ...] = ()
+    at_risk: str = ""
+    """Why one more failure could cost committed steps; empty where it could not."""
     checkpoint: CheckpointView | None
     failure: FailureView | None
     attempts: tuple[AttemptsView, ...] = ()

@@ -1,6 +1,6 @@
-"""Keeps Redis, the supervisor and the API running: starts each again when it dies, until told to stop.
+"""Keeps Redis, Ray's head, the supervisor and the API running: starts each again when it dies, until told to stop.
 
-Stopping it stops nothing else; `deploy.local down` does that. It decides nothing about jobs, nodes or Ray.
+Stopping it stops nothing else; `deploy.local down` does that. It decides nothing about jobs and nodes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pathlib import Path
 
 from orchestrator.adapters import ray_environment
 from orchestrator.adapters.embedded_redis import EmbeddedRedis
+from orchestrator.adapters.local_nodes import LocalNodes
 from orchestrator.adapters.processes import ProcessId, identify, write_pid
 from orchestrator.adapters.ray_environment import CLUSTER_MARK
+from orchestrator.adapters.ray_node import GCS, HEAD
 from orchestrator.domain.errors import EverstepError
 
 from .settings import Places
@@ -70,12 +72,20 @@ def kept_processes(places: Places, port: int, chaos: bool = False) -> list[Kept]
     def launch(name: str, env: dict[str, str], *arguments: str) -> Callable[[], ProcessId | None]:
         return lambda: start_detached(places, name, [sys.executable, "-m", *arguments, *folder], env)
 
+    nodes = LocalNodes(places.state_dir)
+
+    def kept_head(name: str) -> Kept:
+        # A GCS ends with its Redis, and without it would end again.
+        return Kept(name, lambda: nodes.head(name), lambda: nodes.restart_head(name, redis.start(plain)))
+
     api = launch(API, plain, "deploy.api_server", "--port", str(port), *(["--chaos"] if chaos else []))
     supervisor = launch(SUPERVISOR, environment.variables(os.environ), "deploy.supervisor_main")
     return [
         Kept("redis", lambda: redis.process, start_redis),
         Kept(SUPERVISOR, lambda: places.process(SUPERVISOR), supervisor),
         Kept(API, lambda: places.process(API), api),
+        kept_head(GCS),
+        kept_head(HEAD),
     ]
 
 
@@ -116,10 +126,11 @@ def _bury(one: Kept, now: float) -> None:
     if one.watched is not None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(one.watched.pid, os.WNOHANG)
-        print(f"{one.name} has ended; starting another in {one.wait_s:g} s", file=sys.stderr, flush=True)
     if one.pidfd >= 0:
         os.close(one.pidfd)
     one.wait_s = FIRST_WAIT_S if now - one.started_at > STEADY_S else min(2 * one.wait_s, LONGEST_WAIT_S)
+    if one.watched is not None:
+        print(f"{one.name} has ended; starting another in {one.wait_s:g} s", file=sys.stderr, flush=True)
     one.due_at = now + one.wait_s
     one.watched, one.pidfd = None, -1
 

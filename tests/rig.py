@@ -33,13 +33,14 @@ class Rig:
 
     root: Path
     num_nodes: int = 4
+    num_devices: int = 2
     losses: dict[int, float] = field(default_factory=dict)
     history: list[HistoryEntry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.store = MemoryStore(time.time)
         self.cluster = LocalHosts(
-            tuple(Node(id=NodeId(f"n{i}"), kind="A100", num_devices=2) for i in range(self.num_nodes))
+            tuple(Node(id=NodeId(f"n{i}"), kind="A100", num_devices=self.num_devices) for i in range(self.num_nodes))
         )
         self.supervisor: asyncio.Task[None] | None = None
 
@@ -80,8 +81,8 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def a_rig(root: Path, num_nodes: int = 4) -> AsyncIterator[Rig]:
-    rig = Rig(root, num_nodes)
+async def a_rig(root: Path, num_nodes: int = 4, num_devices: int = 2) -> AsyncIterator[Rig]:
+    rig = Rig(root, num_nodes, num_devices)
     rig.start_supervisor()
     try:
         yield rig

@@ -25,6 +25,7 @@ from orchestrator.domain.events import (
     EffectDone,
     HistoryEntry,
     HostClosed,
+    HostHeard,
     HostLost,
     HostSaid,
     Input,
@@ -37,7 +38,7 @@ from orchestrator.domain.events import (
     StepRecord,
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
-from orchestrator.domain.generation import Answer, Held, RankReport, Settlement
+from orchestrator.domain.generation import Answer, Arrived, Held, RankReport, Settlement
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Rank, Step
 from orchestrator.domain.job import (
     Cancelled,
@@ -50,6 +51,8 @@ from orchestrator.domain.job import (
     Incident,
     JobRecord,
     JobState,
+    Join,
+    Looking,
     Probing,
     Queued,
     Reforming,
@@ -62,8 +65,10 @@ from orchestrator.domain.layout import Move
 from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
 from orchestrator.domain.profile import Divisor, Interval, Line, Profile
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
     CloseHost,
+    EndJoin,
     Envelope,
     FaultCarriedOut,
     FormGeneration,
@@ -75,17 +80,24 @@ from orchestrator.domain.protocol import (
     HostOpened,
     HostRequest,
     InjectFault,
+    JoinerAt,
+    JoinFailed,
     KillRank,
+    LookAround,
     OpenHost,
     PrepareSeats,
     RankExited,
     RankFinished,
     RankReady,
     RankReported,
+    RanksSeen,
+    RanksStalled,
     SeatsPrepared,
     ShardSaved,
     StepsPassed,
+    StopAfter,
 )
+from orchestrator.domain.sight import Phase, RankSight, Traffic
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, RecoverySpec, TrainSpec
 
 JOB = JobId("job-01jd0000000000000000000000")
@@ -214,6 +226,45 @@ HOST_EVENTS: tuple[HostEvent, ...] = (
 )
 ENVELOPES = tuple(Envelope(number=number, event=event) for number, event in enumerate(HOST_EVENTS, start=1))
 
+# Kinds that came later have files of their own: what is in one is never changed.
+SIGHT = RankSight(
+    device=D0,
+    generation=G1,
+    phase=Phase.COMPUTE,
+    step=Step(42),
+    still_s=1.5,
+    in_wait=True,
+    group="pp[0,1]",
+    members=(Rank(0), Rank(1)),
+    collective=77,
+    traffic={Rank(1): Traffic(sent=5, received=4, awaits=True)},
+    why="has waited 1.5 s, longer than 1.0 s",
+)
+LOOKING_REQUESTS: tuple[HostRequest, ...] = (
+    LookAround(generation=G1, number=3),
+    KillRank(device=D1, why="hangs", dump=True, pid=4242, mark=SIGHT.mark),
+)
+LOOKING_EVENTS: tuple[HostEvent, ...] = (
+    RanksStalled(generation=G1, sights=(SIGHT,), why="a100-1/0 has waited 1.5 s"),
+    RanksSeen(generation=G1, number=3, sights=(SIGHT,), looked_s_ago=0.1),
+    RankExited(device=D2, pid=7, exit_code=-9, report=DEAD, stack=("process 7: state T (stopped)", "Thread 0x1")),
+)
+LOOKING_RECORDS: tuple[JobRecord, ...] = (
+    JobRecord(
+        id=JOB,
+        spec=SPEC,
+        state=Running(generation=G1, plan=PLAN),
+        created_at=AT,
+        incidents=(Incident(number=1, fault=FAULT, generation=G1, stack=("Thread 0x1",)),),
+        looking=Looking(
+            generation=G1, number=3, asked=frozenset({NODE}), why="still", seen={NODE: (SIGHT,)}, suspected=("Circle", "x")
+        ),
+        looks=3,
+        false_alarms=1,
+        lost_links=((D0, D2),),
+    ),
+)
+
 EFFECTS: tuple[Effect, ...] = (
     ProbeProgram(job=JOB, spec=SPEC),
     ChoosePlan(job=JOB, generation=G2, spec=SPEC, profile=PROFILE, devices=((D0, "A100"), (D2, "B200")), keep=(D0,)),
@@ -335,4 +386,25 @@ FAULTS = (
         why="the rank was killed",
     ),
 )
-LATER: tuple[object, ...] = FAULTS
+JOINS: tuple[BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement, ...] = (
+    BeginJoin(generation=G2, of=G1, plan=PLAN, moves=(MOVE,), addresses={D2: "127.0.0.1:4003"}, attempt=1),
+    StopAfter(generation=G1),
+    EndJoin(generation=G2),
+    JoinerAt(device=D2, generation=G2, step=Step(44)),
+    JoinFailed(device=D2, generation=G2, source=D0, attempt=1, message="a/0 broke off: end of file"),
+    Join(
+        generation=G2,
+        plan=PLAN,
+        addresses={D2: "127.0.0.1:4003"},
+        moves=(MOVE,),
+        attempt=1,
+        broken=frozenset({D1}),
+        done=frozenset({D2}),
+        begun=True,
+        stopping=True,
+    ),
+    replace(REPORT, arrived=Arrived(step=Step(41), intervals=(MOVE.interval,)), stopped=True),
+    replace(SETTLEMENT, arrived=((D2, (MOVE.interval,)),)),
+)
+HEARD = (HostHeard(job=JOB, node=NODE),)
+LATER: tuple[object, ...] = (*FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)

@@ -19,7 +19,8 @@ from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.protocol import HostEvent, HostFailed, HostOpened, OpenHost, PrepareSeats, SeatsPrepared
 
 from .keeper import Zygote
-from .mail import FromRank, read_said
+from .mail import FromRank, StandBy, order_frame, read_said
+from .processes import stack_of
 from .seat import Seat, open_seat
 
 _EXIT_CODE_WAIT_S = 0.2
@@ -65,6 +66,7 @@ class Crew:
         """The newest seat of each device."""
         self._last_seat = 0
         self._preparations: list[_Preparation] = []
+        self._dumps: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
 
     @property
@@ -97,13 +99,39 @@ class Crew:
                 self._spawn(device, request.generation)
             else:
                 seat.prepared = max(seat.prepared, request.generation)
+            if request.stand_by is not None:
+                self.post(self._at[device], order_frame(StandBy(plan=request.stand_by)))
         self._preparations.append(_Preparation(request))
+        self._answer_preparations()
+
+    def stands_by(self, seat: Seat) -> None:
+        """It said so; whoever asked for it is told once all of them do."""
+        seat.stands_by = True
+        seat.fork_s = 0.0  # paid before it was needed
         self._answer_preparations()
 
     def post(self, seat: Seat, frame: bytes) -> None:
         seat.channel.post(frame)
         if seat.channel.is_backed_up:
             asyncio.get_running_loop().add_writer(seat.channel, self._flush, seat)
+
+    def kill_with_stack(self, seat: Seat, why: str) -> None:
+        """Dead as far as anybody else is concerned; its process ends a moment later, when it has said where it was."""
+        if not seat.is_living or not seat.is_forked:
+            seat.kill(why)
+            return
+        seat.doomed = why
+        task = asyncio.ensure_future(self._dump_and_kill(seat))
+        self._dumps.add(task)
+        task.add_done_callback(self._dumps.discard)
+
+    async def _dump_and_kill(self, seat: Seat) -> None:
+        if seat.gone_at:
+            return  # its descriptor may mean another process by now
+        try:
+            seat.stack = await stack_of(seat.pid, seat.pidfd, seat.log)
+        finally:
+            seat.execute()
 
     def kill_zygote(self) -> None:
         """On purpose; its end is noticed like any other."""
@@ -171,7 +199,11 @@ class Crew:
         for preparation in list(self._preparations):
             request = preparation.request
             seats = {device: self._at.get(device) for device in request.devices}
-            ready = {device: seat for device, seat in seats.items() if seat and seat.is_living and seat.is_forked}
+            ready = {
+                device: seat
+                for device, seat in seats.items()
+                if seat and seat.is_living and seat.is_forked and (seat.stands_by or request.stand_by is None)
+            }
             # The end of a device's last process is told before its successor is: a supervisor knows one process a device.
             buried = all(self._at.get(seat.device) is seat for seat in self._seats.values() if seat.device in seats)
             if len(ready) == len(seats) and buried:
@@ -221,6 +253,8 @@ class Crew:
             if seat.device in preparation.request.devices and seat.device not in preparation.retried:
                 preparation.retried.add(seat.device)
                 self._spawn(seat.device, preparation.request.generation)
+                if preparation.request.stand_by is not None:
+                    self.post(self._at[seat.device], order_frame(StandBy(plan=preparation.request.stand_by)))
                 return
 
     def _note_if_empty(self) -> None:

@@ -14,8 +14,7 @@ from orchestrator.domain.ids import Device, Generation, JobId
 from orchestrator.domain.layout import Move
 from orchestrator.domain.plan import Plan
 
-from .faultpoints import faultpoint
-from .parallel.carrier import Addressed, LinksCarrier
+from .parallel.carrier import Addressed, Handle, LinksCarrier
 from .parallel.links import Links
 from .parallel.mesh import job_cookie, ranks_of
 from .progress import Progress
@@ -57,27 +56,29 @@ class Donation:
         """Connect to the receivers. Raises NotFormed, Aborted."""
         rank = self.ranks[self._me]
         receivers = {move.target for move in self._moves if move.source == self._me and move.target != self._me}
-        links = Links(rank)
+        links = Links(rank, self._progress)
         with self._gate:
             self._links = links
             if self._aborted:
                 links.abort()
-        links.form(
-            generation=self.generation,
-            cookie=job_cookie(self._job),
-            listener=self._listener,
-            addresses={self.ranks[device]: self._addresses[device] for device in receivers},
-            peers=frozenset(self.ranks[device] for device in receivers),
-            timeout_s=self._form_timeout_s,
-        )
+        self._progress.enter("form")
+        try:
+            links.form(
+                generation=self.generation,
+                cookie=job_cookie(self._job),
+                listener=self._listener,
+                addresses={self.ranks[device]: self._addresses[device] for device in receivers},
+                peers=frozenset(self.ranks[device] for device in receivers),
+                timeout_s=self._form_timeout_s,
+            )
+        finally:
+            self._progress.leave()
         self._carrier = LinksCarrier(links, rank, len(self.ranks), self._progress)
 
-    def exchange(self, sends: Addressed, receives: Addressed) -> None:
-        """Returns when the last byte has left. Raises Aborted, PeerLost."""
+    def post(self, sends: Addressed, receives: Addressed) -> Handle:
+        """Like Session.post. Raises Aborted, PeerLost."""
         assert self._carrier is not None, "open the donation first"
-        posted = self._carrier.post(sends, receives)
-        faultpoint("in_transfer")
-        posted.wait()
+        return self._carrier.post(sends, receives)
 
     def abort(self) -> None:
         with self._gate:

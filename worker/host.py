@@ -20,22 +20,30 @@ from typing import assert_never
 from orchestrator.domain.errors import EverstepError, StaleTerm
 from orchestrator.domain.ids import Device, EffectId, Generation, Term
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
     CloseHost,
+    EndJoin,
     Envelope,
     FaultCarriedOut,
     FormGeneration,
     HostMessage,
     HostRequest,
     InjectFault,
+    JoinerAt,
+    JoinFailed,
     KillRank,
+    LookAround,
     OpenHost,
     PrepareSeats,
     RankFinished,
     RankReady,
     RankReported,
+    RanksSeen,
+    RanksStalled,
     SelfTest,
     ShardSaved,
+    StopAfter,
     Together,
 )
 
@@ -43,12 +51,14 @@ from .crew import Crew
 from .examination import Examination
 from .injection import Injection, kill_this_process
 from .isolation import GRACE_S, Isolation
-from .mail import FromRank, Passed, Raised, order_frame
+from .lookout import Lookout
+from .mail import FromRank, Passed, Raised, StandsBy, order_frame
 from .outbox import Outbox
 from .page import Sight
 from .seat import Seat
+from .watch import LOOK_S
 
-_WATCH_S = 0.5
+_ISOLATION_S = 0.5
 _MAX_OUTCOMES = 4096
 
 
@@ -58,6 +68,8 @@ class Heartbeat:
 
     term: Term
     ranks: dict[Device, Sight]
+    looks: int = 0
+    """How often the ranks have been looked at: a number that stands still is a watch that is dead."""
 
 
 class Host:
@@ -83,7 +95,8 @@ class Host:
         self._closed = Generation(0)
         now = time.monotonic()
         self._isolation = Isolation(heard_at=now, moved_at=now, grace_s=isolation_grace_s)
-        self._watch: asyncio.TimerHandle | None = None
+        self._lookout: Lookout | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
 
@@ -126,7 +139,7 @@ class Host:
         self._hear(term)
         envelopes = await self._outbox.fetch(after, timeout_s, acked)
         self._hear(term)
-        return envelopes, Heartbeat(term=self._term, ranks=self.sights())
+        return envelopes, Heartbeat(term=self._term, ranks=self.sights(), looks=self._lookout.looks if self._lookout else 0)
 
     def sights(self) -> dict[Device, Sight]:
         return {device: seat.page.look() for device, seat in self._crew.at.items()} if self._crew else {}
@@ -154,9 +167,12 @@ class Host:
                 self._form(request)
             case CloseGeneration():
                 self._close_generation(request.generation)
-            case KillRank(device=device):
-                if seat := self._opened_crew().at.get(device):
-                    seat.kill("killed by request")
+            case BeginJoin() | StopAfter() | EndJoin():
+                self._pass_on(request)
+            case KillRank():
+                self._kill(request)
+            case LookAround():
+                self._look_around(request)
             case SelfTest(device=device):
                 if not self._closing:
                     self._examination.begin(device)
@@ -184,7 +200,9 @@ class Host:
         self._crew = Crew(order, self._address, tell=self._outbox.add, heard=self._take_in, spawned=self._spawned)
         self._injection = Injection(self._crew, self._outbox.add, self._end)
         self._crew.start()
-        self._schedule_watch()
+        self._lookout = Lookout(tells_waits=order.spec.recovery.backend == "links")
+        self._watch_ranks()
+        self._watch_isolation()
 
     def _form(self, form: FormGeneration) -> None:
         crew = self._opened_crew()
@@ -192,6 +210,8 @@ class Host:
         if form.generation <= max(self._closed, self._formed):
             return
         self._formed = form.generation
+        assert self._lookout is not None
+        self._lookout.begin(form.generation)
         frame = order_frame(form)
         for device, seat in crew.at.items():
             if device not in form.plan.seat_of and device not in form.donors:
@@ -202,6 +222,13 @@ class Host:
                 seat.is_finished = False
                 crew.post(seat, frame)
         self._isolation.move(time.monotonic())
+
+    def _pass_on(self, order: BeginJoin | StopAfter | EndJoin) -> None:
+        """Each rank knows whether it is meant."""
+        crew, frame = self._opened_crew(), order_frame(order)
+        for seat in crew.seats:
+            if seat.is_living:
+                crew.post(seat, frame)
 
     def _close_generation(self, generation: Generation) -> None:
         crew = self._opened_crew()
@@ -227,6 +254,31 @@ class Host:
         if seat.is_living and seat.reported < generation:
             seat.kill(f"did not leave generation {generation} within {leave_s:g} s")
 
+    def _kill(self, request: KillRank) -> None:
+        seat = self._opened_crew().at.get(request.device)
+        if seat is None or request.pid not in (0, seat.pid):
+            return  # an earlier process on that device was meant
+        if request.mark and self._lookout is not None and request.mark != self._lookout.sight(request.device, seat).mark:
+            return  # it has moved since; the judgement was late
+        if request.dump:
+            self._opened_crew().kill_with_stack(seat, request.why)
+        else:
+            seat.kill(request.why)
+
+    def _look_around(self, request: LookAround) -> None:
+        assert self._lookout is not None
+        at, since_s = self._opened_crew().at, self._lookout.looked_s_ago
+        if (stalled := self._look()) is not None:
+            self._outbox.add(stalled)
+        self._outbox.add(
+            RanksSeen(
+                generation=request.generation,
+                number=request.number,
+                sights=self._lookout.sights(at),
+                looked_s_ago=since_s,
+            )
+        )
+
     def _opened_order(self) -> OpenHost:
         if self._order is None:
             raise EverstepError("this host has not been opened; send OpenHost first")
@@ -239,8 +291,8 @@ class Host:
 
     async def _close(self) -> None:
         self._closing = True
-        if self._watch is not None:
-            self._watch.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
         await self._examination.close()
         if self._crew is not None:
             await self._crew.close()
@@ -264,8 +316,10 @@ class Host:
             case RankFinished():
                 seat.is_finished = True
                 self._outbox.add(said)
-            case ShardSaved():
+            case ShardSaved() | JoinerAt() | JoinFailed():
                 self._outbox.add(said)
+            case StandsBy():
+                self._opened_crew().stands_by(seat)
             case FaultCarriedOut():
                 assert self._injection is not None
                 self._injection.struck(seat, said)
@@ -274,13 +328,20 @@ class Host:
             case _:
                 assert_never(said)
 
-    # --- isolation --------------------------------------------------------------------------------------------------------
+    # --- watching ---------------------------------------------------------------------------------------------------------
 
-    def _schedule_watch(self) -> None:
-        self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._look_around)
+    def _watch_ranks(self) -> None:
+        self._timers["ranks"] = asyncio.get_running_loop().call_later(LOOK_S, self._watch_ranks)
+        if (stalled := self._look()) is not None:
+            self._outbox.add(stalled)
 
-    def _look_around(self) -> None:
-        self._schedule_watch()
+    def _look(self) -> RanksStalled | None:
+        assert self._lookout is not None
+        # Whoever does not leave a closed generation is another rule's.
+        return self._lookout.look(self._opened_crew().at if self._formed > self._closed else {})
+
+    def _watch_isolation(self) -> None:
+        self._timers["isolation"] = asyncio.get_running_loop().call_later(_ISOLATION_S, self._watch_isolation)
         verdict = self._isolation.judge(time.monotonic(), self._opened_order().spec.recovery.max_isolation_s)
         for seat in self._opened_crew().seats if verdict else ():
             assert verdict is not None

@@ -10,7 +10,8 @@ reports, and is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -20,17 +21,26 @@ from typing import assert_never
 
 import torch
 
-from orchestrator.domain.generation import Answer, Disagrees, Finding, Held, RankReport
+from orchestrator.domain.generation import Answer, Arrived, Disagrees, Finding, Held, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
-from orchestrator.domain.layout import Bucket, buckets
+from orchestrator.domain.layout import Bucket, buckets, partners
 from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
-from orchestrator.domain.profile import Profile
-from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, Restore, ShardSaved
+from orchestrator.domain.profile import Interval, Profile, joined
+from orchestrator.domain.protocol import (
+    BeginJoin,
+    FormGeneration,
+    FromCheckpoint,
+    FromMemory,
+    FromSeed,
+    Restore,
+    ShardSaved,
+)
 from orchestrator.domain.spec import JobSpec
 
 from .checkpoint.writer import CheckpointWriter, Snapshot
 from .donation import Donation
 from .faultpoints import faultpoint
+from .feeding import Feeder
 from .findings import Found, TrainingDiverged
 from .integrity import Copies, Recomputation, check_of
 from .parallel.data import DataAxis, Session
@@ -41,6 +51,7 @@ from .parallel.pipeline import StageRunner
 from .program import Program
 from .progress import Phase, Progress
 from .spoiling import flip_bit, spoil_gradient
+from .standby import built_for, practise, understudied
 from .state.buffers import Buffers, Shape
 from .state.holdings import Holdings
 from .state.relayout import from_checkpoint, from_memory, from_seed, give
@@ -74,6 +85,12 @@ class Trainer:
         self._voted = Step(0)
         self._answer: Answer | None = None
         self._holdings: Holdings | None = None
+        # Being filled for a generation that has not begun, all of one step: sources too, for what had arrived.
+        self._arriving: list[Holdings] = []
+        self._updating = threading.Lock()
+        """Held while the holdings change; who copies from them in another thread holds it, too."""
+        self._feeders: list[Feeder] = []
+        self._is_stopping = False
         self._buffers: Buffers | None = None
         self._gradients: Gradients | None = None
         self._maxima: tuple[float, ...] = ()  # what was voted on the step held, as every rank of the generation knows it
@@ -91,6 +108,7 @@ class Trainer:
         CheckpointCorrupt.
         """
         step = _step_of(form.restore)
+        self._stop_feeding()
         self._progress.phase(Phase.RESTORE, form.generation, step)
         begun = perf_counter()
         if self._stage is not None:
@@ -115,13 +133,22 @@ class Trainer:
             self._save(session)
         return {"build": built - begun, "transfer": moved - built, "gather": gathered - moved}
 
+    def stand_by(self, plan: Plan) -> None:
+        """Be as ready as can be for a seat of `plan`, whichever it will be. Of no use to who holds state already."""
+        if self._holdings is not None:
+            return
+        seat = understudied(plan, self._profile, self._me)
+        if self._buffers is None or self._buffers.shape != Shape.of(plan, seat):
+            memory = built_for(plan, self._profile, seat, DTYPES[self._spec.train.dtype], self._device)
+            practise(self._spec, self._profile, self._program, plan, seat, memory)
+            self._buffers, self._gradients = memory, gradients_of(self._spec.train, self._profile, memory)
+
     def donate(self, donation: Donation, form: FormGeneration) -> None:
         """Give what this rank holds to members of a generation it has no seat in. Raises Aborted, PeerLost, NotHeld."""
         assert isinstance(form.restore, FromMemory)
+        self._stop_feeding()
         self._settle(form.restore)
-        held = self._holdings
-        whole = held if held is not None and not held.torn and held.step == form.restore.step else None
-        give(whole, form.restore.moves, self._me, donation)
+        give(self._stores(form.restore.step), form.restore.moves, self._me, donation)
 
     def report(self, generation: Generation, lost_peer: Rank | None = None, cause: str = "") -> RankReport:
         """What this rank knows, whatever it was doing when it left."""
@@ -136,8 +163,17 @@ class Trainer:
             held=Held(generation=held.generation, step=held.step) if held is not None and changed is None else None,
             lost_peer=lost_peer,
             cause=cause,
+            arrived=self._arrived(),
+            stopped=self._is_stopping,
             found=found or changed,
         )
+
+    def _arrived(self) -> Arrived | None:
+        held = self._holdings
+        has = held.covers if held is not None and not held.torn else lambda _: False
+        step = max((store.step for store in self._arriving), default=Step(0))
+        found = joined(i for store in self._arriving if store.step == step for i in _arrived_in(store) if not has(i))
+        return Arrived(step=step, intervals=found) if found else None
 
     def successor(self, progress: Progress) -> Trainer:
         """One that knows and holds what this one does, for a thread that takes over from one stuck in a transfer.
@@ -162,17 +198,62 @@ class Trainer:
         """Writes what is still to be written, then ends the writer."""
         self._writer.close()
 
+    # --- newcomers ------------------------------------------------------------------------------------------------------
+
+    def feed(self, begin: BeginJoin, cookie: bytes) -> None:
+        """Give newcomers what they are to have from here, in the background, until this generation ends."""
+        held = self._holdings
+        assert held is not None
+        self._feeders = [feeder for feeder in self._feeders if not feeder.is_over]
+        for target in sorted({move.target for move in begin.moves if move.source == self._me}):
+            feeder = Feeder(
+                held=held,
+                lock=self._updating,
+                me=self._me,
+                join=begin.generation,
+                attempt=begin.attempt,
+                cookie=cookie,
+                address=begin.addresses[target],
+                intervals=[m.interval for m in begin.moves if (m.source, m.target) == (self._me, target)],
+                rate=self._spec.recovery.copy_mb_s * 1e6,
+            )
+            self._feeders.append(feeder)
+            feeder.start()
+
+    def room_for(self, begin: BeginJoin) -> Holdings:
+        """What this rank would hold under the next plan, to be filled before that begins."""
+        plan, seat = begin.plan, begin.plan.seat_of[self._me]
+        partner = partners(plan) if self._spec.recovery.mirrors else {}
+        mirrored = next((plan.seat_of[owner].rank for owner, mirror in partner.items() if mirror == self._me), None)
+        return Holdings(buckets(plan, self._profile), seat.rank, mirrored, begin.generation, self._device)
+
+    def take(self, arrived: Holdings) -> None:
+        """A source from now on, and where the next transfer goes on from."""
+        self._arriving.append(arrived)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Every rank was asked to stop, and the last step was the last."""
+        return self._is_stopping
+
+    def _stop_feeding(self) -> None:
+        for feeder in self._feeders:
+            feeder.stop()
+        self._feeders.clear()
+        self._is_stopping = False
+
     # --- the step -------------------------------------------------------------------------------------------------------
 
-    def step(self, session: Session, step: Step) -> Answer:
+    def step(self, session: Session, step: Step, *, stop: bool = False) -> Answer:
         """One optimizer step, the one after what is held.
 
+        stop: this rank was asked to. The vote tells the others, so that all stop after the same step: see `is_stopped`.
         Raises Aborted, PeerLost, NotSaved; Corrupted and TrainingDiverged, which are in the next report too.
         """
         with self._noting(session.generation):
-            return self._step(session, step)
+            return self._step(session, step, stop)
 
-    def _step(self, session: Session, step: Step) -> Answer:
+    def _step(self, session: Session, step: Step, stop: bool) -> Answer:
         stage, data, held, gradients, copies = self._stage, self._data, self._holdings, self._gradients, self._copies
         if not (stage and data and held and gradients and copies) or held.step != step - 1:
             raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
@@ -192,9 +273,9 @@ class Trainer:
             faultpoint("before_vote")
             ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
             self._vote_for(step)
-            total = session.vote(ballot, gradients.num_maxima)
+            total = session.vote(torch.cat([ballot.new_tensor([float(stop)]), ballot]), gradients.num_maxima)
             try:
-                answer = gradients.answer(total, session.plan.world_size, step)
+                answer = gradients.answer(total[1:], session.plan.world_size, step)
             except TrainingDiverged:
                 # All see the same sum, so all are here: where copies differ, flipped bits of the state are the reason.
                 self._compare_now(copies, step)
@@ -203,11 +284,17 @@ class Trainer:
                 # Everybody sees the same and runs it again. Somebody who left without having seen it still says that it
                 # voted: should a later pass be committed, it has voted in that one too, with that one's gradients.
                 self._vote_for(Step(step - 1))
+        self._is_stopping = bool(total[0] > 0)
         self._answer, self._maxima = answer, answer.maxima
         progress.passed(answer)
         faultpoint("after_vote")
         progress.phase(Phase.UPDATE, generation, step)
-        self._apply(held, answer)
+        with self._updating:
+            self._apply(held, answer)
+            for feeder in self._feeders:
+                feeder.applied(answer)
+                if self._is_stopping:
+                    feeder.end(step)
         faultpoint("after_update")
         progress.phase(Phase.GATHER, generation, step)
         data.gather()
@@ -314,7 +401,9 @@ class Trainer:
         step, held = _step_of(restore), self._holdings
         answer = restore.answer if isinstance(restore, FromMemory) else None
         if not isinstance(restore, FromMemory):
-            self._holdings = None  # rolled back: what is in memory belongs to steps that no longer count
+            # Rolled back: what is in memory belongs to steps that no longer count.
+            self._holdings = None
+            self._arriving.clear()
         elif held is not None and not held.torn and answer is not None and self._voted == step == answer.step:
             self._apply(held, answer)
         self._voted = step
@@ -327,21 +416,43 @@ class Trainer:
     def _fill(self, session: Session, plan_buckets: tuple[Bucket, ...], restore: Restore) -> None:
         """Replace the holdings by complete ones under the new layout."""
         fresh = Holdings(plan_buckets, session.seat.rank, session.mirrored, session.generation, self._device)
+        fresh.step = _step_of(restore)
         match restore:
             case FromSeed():
                 from_seed(fresh, self._program, self._spec, self._profile)
             case FromCheckpoint():
                 from_checkpoint(fresh, Path(restore.checkpoint.path))
             case FromMemory():
-                held = self._holdings
-                old = held if held is not None and not held.torn and held.step == restore.step else None
-                from_memory(fresh, old, restore.moves, self._me, session)
+                stores = self._stores(restore.step)
+                fresh = self._to_fill(fresh, stores)
+                from_memory(fresh, stores, restore.moves, self._me, session)
                 # Let nobody drop what another rank may still have to be given again: wait until all have everything.
                 session.vote(torch.zeros(1, dtype=torch.float64))
             case _:
                 assert_never(restore)
-        fresh.step = _step_of(restore)
+        fresh.arrived = None
+        fresh.generation = session.generation
         self._holdings = fresh
+        self._arriving.clear()
+
+    def _stores(self, step: Step) -> list[Holdings]:
+        """Whatever in this rank's memory is whole at `step`, all of it or in part; of what was arriving the rest goes."""
+        held = self._holdings
+        stores = [held] if held is not None and not held.torn and held.step == step else []
+        for store in reversed(self._arriving):  # the newest was filled from the others as far as it has room
+            if store.step == step and not all(any(s.covers(i) for s in stores) for i in _arrived_in(store)):
+                stores.append(store)
+        self._arriving = [store for store in stores if store is not held]
+        return stores
+
+    def _to_fill(self, fresh: Holdings, stores: Sequence[Holdings]) -> Holdings:
+        """What is laid out as wanted goes on being filled, or is full already; else `fresh` is, from the beginning."""
+        same = next((store for store in stores if store.is_laid_out_like(fresh)), None)
+        if same is not None:
+            return same
+        fresh.arrived = {}
+        self._arriving.append(fresh)
+        return fresh
 
     # --- checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -386,6 +497,11 @@ def warm(spec: JobSpec, profile: Profile, program: Program) -> None:
         else:
             y.backward(torch.zeros_like(y))
         adamw(train, Answer(step=Step(1), norm=0.0, losses=(0.0,)), held.state, held.gradient, held.decayed)
+
+
+def _arrived_in(store: Holdings) -> Iterator[Interval]:
+    for intervals in (store.arrived or {}).values():
+        yield from intervals
 
 
 def _step_of(restore: Restore) -> Step:

@@ -20,15 +20,21 @@ from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation
+from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
+    EndJoin,
     FaultCarriedOut,
     FormGeneration,
     InjectFault,
+    JoinerAt,
+    JoinFailed,
     RankFinished,
     RankReady,
     RankReported,
     ShardSaved,
+    StopAfter,
 )
 
 from .page import pack_answer, unpack_answer
@@ -36,7 +42,15 @@ from .page import pack_answer, unpack_answer
 BROKEN = 70
 """Exit code of a rank that failed below the training program."""
 
-ToRank: TypeAlias = FormGeneration | CloseGeneration | InjectFault
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandBy:
+    """Be ready for a place in this plan."""
+
+    plan: Plan
+
+
+ToRank: TypeAlias = FormGeneration | CloseGeneration | BeginJoin | StopAfter | EndJoin | InjectFault | StandBy
 
 _ORDER, _SAID, _PASSED = b"O", b"S", b"P"
 _LENGTH = struct.Struct("<I")
@@ -59,7 +73,14 @@ class Raised:
     message: str
 
 
-Said: TypeAlias = RankReported | RankReady | RankFinished | ShardSaved | FaultCarriedOut | Raised
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandsBy:
+    """It is built as far as it can be without a role."""
+
+
+Said: TypeAlias = (
+    RankReported | RankReady | RankFinished | ShardSaved | JoinerAt | JoinFailed | FaultCarriedOut | StandsBy | Raised
+)
 FromRank: TypeAlias = Said | Passed
 
 

@@ -5,6 +5,7 @@ It refuses to know who reacts to what it shows. A memfd has no name, so nothing 
 
     words (8 bytes each)      0 magic, 1 version, 2.. one counter or instant each (see _Word)
     bytes GROUP_AT..          name of the group that is waited on, NUL padded
+    bytes TRAFFIC_AT..        a table of connections, written in long waits only, under a number that is odd meanwhile
     bytes SLOTS_AT..          two answer slots, used in turn: length, crc32, packed answer
 """
 
@@ -15,7 +16,8 @@ import os
 import struct
 import time
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
@@ -23,19 +25,26 @@ from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.faults import POINTS
 from orchestrator.domain.generation import Answer, Disagrees, RankReport
 from orchestrator.domain.ids import Device, Generation, Rank, Step
+from orchestrator.domain.sight import Traffic
 
-from .progress import Phase
+from .progress import Exchanged, Phase
 
-PAGE_VERSION = 2
+PAGE_VERSION = 3
 MAX_IDS = 1024
 """Micro-batch ids whose losses fit on a page."""
 MAX_GROUPS = 4096
 """Parameter groups whose maxima fit on a page."""
 
 _MAGIC = int.from_bytes(b"everstep", "little")
-_GROUP_AT, _GROUP_BYTES = 24 * 8, 64
+MAX_PEERS = 512
+"""Connections in the table of traffic; those that are waited for come first."""
+
+_GROUP_AT, _GROUP_BYTES = 24 * 8, 256
+_TRAFFIC_AT = _GROUP_AT + _GROUP_BYTES
+_TABLE = struct.Struct("<qqqqq")  # number of writes, collective, quiet since (ns), written at (ns), number of rows
+_ROW = struct.Struct("<qqqq")  # peer, messages sent, messages received, 1 awaits | 2 unsent
 _HEAD = struct.Struct("<qqdqq")  # generation, step, norm, number of losses, of maxima
-_SLOTS_AT = _GROUP_AT + _GROUP_BYTES
+_SLOTS_AT = _TRAFFIC_AT + _TABLE.size + _ROW.size * MAX_PEERS
 _SLOT_BYTES = 16 + _HEAD.size + 8 * (MAX_IDS + MAX_GROUPS)
 _PAGE_BYTES = -(-(_SLOTS_AT + 2 * _SLOT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
@@ -55,6 +64,7 @@ class _Word(IntEnum):
     ANSWERS = 11
     PROGRESSED_NS = 12
     WAITING_NS = 13
+    PASSED_IN = 14
     DISAGREES_WITH = 20
     """Rank + 1 and what about, packed; 0 for nobody."""
     DISAGREES_IN = 21
@@ -67,9 +77,28 @@ _ABOUT: tuple[Literal["state", "gradient", "memory"], ...] = ("state", "gradient
 _GENERATION, _PHASE, _STEP, _MICRO_BATCH = (
     int(word) for word in (_Word.GENERATION, _Word.PHASE, _Word.STEP, _Word.MICRO_BATCH)
 )
-_COLLECTIVE, _IN_WAIT, _PROGRESSED_NS, _WAITING_NS = (
-    int(word) for word in (_Word.COLLECTIVE, _Word.IN_WAIT, _Word.PROGRESSED_NS, _Word.WAITING_NS)
+_COLLECTIVE, _IN_WAIT, _PROGRESSED_NS, _WAITING_NS, _PASSED_IN = (
+    int(word) for word in (_Word.COLLECTIVE, _Word.IN_WAIT, _Word.PROGRESSED_NS, _Word.WAITING_NS, _Word.PASSED_IN)
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """Of a page, what changes with progress; cheap enough to take ten times a second. Instants as in Sight."""
+
+    generation: Generation
+    phase: Phase
+    step: Step
+    collective: int
+    in_wait: bool
+    progressed_at: float
+    waiting_since: float
+    told_at: float
+    """When its wait last said whom it is for; 0.0 where it has not."""
+    quiet_since: float
+    """Since when no message has moved in that wait, as it said."""
+    has_passed: bool
+    """A vote of this generation has been seen to pass, so its first step is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +118,8 @@ class Sight:
     passed: Step
     progressed_at: float
     waiting_since: float
+    traffic: Mapping[Rank, Traffic] = field(default_factory=dict)
+    """Of the wait it is in, once nothing has moved for a while; empty otherwise."""
 
 
 def create_page() -> int:
@@ -97,6 +128,15 @@ def create_page() -> int:
     os.ftruncate(fd, _PAGE_BYTES)
     os.pwrite(fd, struct.pack("<qq", _MAGIC, PAGE_VERSION), 0)
     return fd
+
+
+def members_in(group: str) -> tuple[Rank, ...]:
+    """Of a group called name[0,2,...], as meshes call theirs; none of any other, nor of one whose name was cut."""
+    _, _, inside = group.partition("[")
+    numbers = inside.removesuffix("]").split(",")
+    if not inside.endswith("]") or not all(number.isdecimal() for number in numbers):
+        return ()
+    return tuple(Rank(int(number)) for number in numbers)
 
 
 def pack_answer(generation: Generation, answer: Answer) -> bytes:
@@ -169,6 +209,18 @@ class PageWriter(_Mapped):
         self._words[_IN_WAIT] = 0
         self._words[_PROGRESSED_NS] = time.monotonic_ns()
 
+    def quiet(self, since_s: float, exchanged: Iterable[Exchanged]) -> None:
+        rows = sorted(exchanged, key=lambda row: not (row.awaits or row.unsent))[:MAX_PEERS]
+        table = b"".join(_ROW.pack(row.peer, row.sent, row.received, row.awaits | row.unsent << 1) for row in rows)
+        writes = self._words[_TRAFFIC_AT // 8]
+        self._words[_TRAFFIC_AT // 8] = writes + 1
+        now = time.monotonic_ns()
+        since = now - int(since_s * 1e9)
+        _TABLE.pack_into(self._memory, _TRAFFIC_AT, writes + 1, self._words[_COLLECTIVE], since, now, len(rows))
+        at = _TRAFFIC_AT + _TABLE.size
+        self._memory[at : at + len(table)] = table
+        self._words[_TRAFFIC_AT // 8] = writes + 2
+
     def voted(self, step: Step) -> None:
         self._words[_Word.VOTED] = step
         self._words[_Word.VOTED_IN] = self._words[_GENERATION]
@@ -185,6 +237,7 @@ class PageWriter(_Mapped):
         self._memory[at + 16 : at + 16 + len(body)] = body
         # Last: until this word names it the other slot's answer is the one that counts, so a death above tears nothing.
         self._words[_Word.ANSWERS] = number
+        self._words[_PASSED_IN] = self._words[_GENERATION]
 
     def disagrees(self, finding: Disagrees) -> None:
         self._words[_Word.DISAGREES_IN] = self._words[_GENERATION]
@@ -197,6 +250,24 @@ class PageWriter(_Mapped):
 
 class PageReader(_Mapped):
     """The host's side, of a living rank or of a dead one."""
+
+    def glance(self) -> Glance:
+        words = self._words
+        generation = words[_GENERATION]
+        _, collective, quiet_ns, told_ns, _ = _TABLE.unpack_from(self._memory, _TRAFFIC_AT)
+        is_told = words[_IN_WAIT] and collective == words[_COLLECTIVE]
+        return Glance(
+            generation=Generation(generation),
+            phase=Phase(words[_PHASE]),
+            step=Step(words[_STEP]),
+            collective=words[_COLLECTIVE],
+            in_wait=bool(words[_IN_WAIT]),
+            progressed_at=words[_PROGRESSED_NS] / 1e9,
+            waiting_since=words[_WAITING_NS] / 1e9,
+            told_at=told_ns / 1e9 if is_told else 0.0,
+            quiet_since=quiet_ns / 1e9 if is_told else 0.0,
+            has_passed=words[_PASSED_IN] == generation,
+        )
 
     def look(self) -> Sight:
         words = self._words
@@ -214,7 +285,23 @@ class PageReader(_Mapped):
             passed=answer[1].step if answer else Step(0),
             progressed_at=words[_Word.PROGRESSED_NS] / 1e9,
             waiting_since=words[_Word.WAITING_NS] / 1e9,
+            traffic=self._traffic(),
         )
+
+    def _traffic(self) -> dict[Rank, Traffic]:
+        for _ in range(3):
+            writes, collective, _, _, count = _TABLE.unpack_from(self._memory, _TRAFFIC_AT)
+            if not self._words[_IN_WAIT] or collective != self._words[_COLLECTIVE]:
+                break
+            at = _TRAFFIC_AT + _TABLE.size
+            rows = _ROW.iter_unpack(self._memory[at : at + _ROW.size * max(0, min(count, MAX_PEERS))])
+            found = {
+                Rank(peer): Traffic(sent=sent, received=received, awaits=bool(bits & 1), unsent=bool(bits & 2))
+                for peer, sent, received, bits in rows
+            }
+            if not writes & 1 and self._words[_TRAFFIC_AT // 8] == writes:
+                return found
+        return {}
 
     def fault(self) -> str:
         """The fault point this rank was killed at, and of which step; empty where it was not."""

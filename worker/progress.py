@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import Protocol
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 from orchestrator.domain.generation import Answer, Disagrees
-from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.ids import Generation, Rank, Step
+from orchestrator.domain.sight import Phase as Phase
 
 
-class Phase(IntEnum):
-    IDLE = 0
-    FORM = 1
-    RESTORE = 2
-    COMPUTE = 3
-    REDUCE = 4
-    VOTE = 5
-    UPDATE = 6
-    GATHER = 7
-    SAVE = 8
+class Exchanged(NamedTuple):
+    """One side of a connection: whole messages sent and received, and what of it is waited for."""
+
+    peer: Rank
+    sent: int
+    received: int
+    awaits: bool
+    unsent: bool
 
 
 class Progress(Protocol):
@@ -31,6 +30,10 @@ class Progress(Protocol):
         ...
 
     def leave(self) -> None: ...
+
+    def quiet(self, since_s: float, exchanged: Iterable[Exchanged]) -> None:
+        """A wait lasts, and nothing has moved in it for since_s: what has passed over each connection, what is awaited."""
+        ...
 
     def voted(self, step: Step) -> None:
         """Called before the vote's first message leaves."""
@@ -66,6 +69,9 @@ class Relay:
     def leave(self) -> None:
         self._to.leave()
 
+    def quiet(self, since_s: float, exchanged: Iterable[Exchanged]) -> None:
+        self._to.quiet(since_s, exchanged)
+
     def voted(self, step: Step) -> None:
         self._to.voted(step)
 
@@ -86,6 +92,8 @@ class Unwatched:
     def enter(self, group: str) -> None: ...
 
     def leave(self) -> None: ...
+
+    def quiet(self, since_s: float, exchanged: Iterable[Exchanged]) -> None: ...
 
     def voted(self, step: Step) -> None: ...
 

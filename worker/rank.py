@@ -33,8 +33,11 @@ import torch
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Rank, Step
+from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
+    EndJoin,
     FormGeneration,
     FromCheckpoint,
     FromMemory,
@@ -45,18 +48,21 @@ from orchestrator.domain.protocol import (
     RankReady,
     RankReported,
     Restore,
+    StopAfter,
 )
 
 from .donation import Donation
 from .faultpoints import faultpoint
 from .faults import Faults
 from .findings import Found
+from .joining import Joining
 from .loop import Trainer
-from .mail import BROKEN, Channel, Passed, Raised, ToRank, passed_frame, read_order, said_frame
+from .mail import BROKEN, Channel, Passed, Raised, StandBy, StandsBy, ToRank, passed_frame, read_order, said_frame
 from .page import PageWriter
 from .parallel.forming import NotFormed
 from .parallel.group import Aborted, PeerLost
 from .parallel.guard import Replaced
+from .parallel.mesh import job_cookie
 from .program import Program
 from .progress import Phase, Progress, Relay
 from .session import Session
@@ -139,12 +145,16 @@ class _Rank:
         self._page = _Watched(inherited.page, self._control)
         os.close(inherited.page)
         self._faults = Faults(self._page, lambda struck: self._control.post(said_frame(struck)))
-        self._inbox: queue.SimpleQueue[FormGeneration | CloseGeneration] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[FormGeneration | CloseGeneration | BeginJoin | StandBy] = queue.SimpleQueue()
         self._lock = threading.Lock()
         # Under the lock: both threads ask whether the session that is about to begin was closed before it began.
         self._closed = Generation(0)
-        self._session: Session | Donation | None = None
+        self._session: Session | Donation | Joining | None = None
         self._session_of = Generation(0)
+        self._feeds: queue.SimpleQueue[BeginJoin] = queue.SimpleQueue()
+        """Newcomers to give state to, from the control thread to the training loop."""
+        self._stop_after = Generation(0)
+        self._ended_join = Generation(0)
         self._look_at = inf
         """When to look whether the training thread is stuck; the control thread's own."""
         # The training thread's own, but for handing over.
@@ -192,6 +202,10 @@ class _Rank:
                 match self._inbox.get():
                     case FormGeneration() as form:
                         self._take_part(trainer, form)
+                    case StandBy(plan=plan):
+                        self._stand_by(trainer, plan)
+                    case BeginJoin() as begin:
+                        self._join(trainer, begin)
                     case CloseGeneration(generation=generation):
                         if generation > self._reported:
                             self._report(trainer, generation, None, "closed while it waited")
@@ -216,6 +230,14 @@ class _Rank:
             checkpoint_dir=Path(order.checkpoint_dir),
             on_shard=lambda saved: self._control.post(said_frame(saved)),
         )
+
+    def _stand_by(self, trainer: Trainer, plan: Plan) -> None:
+        try:
+            trainer.stand_by(plan)
+        except Exception:
+            # It was practice: what fails here for a reason of its own fails again, and is told, where it counts.
+            traceback.print_exc()
+        self._control.post(said_frame(StandsBy()))
 
     def _own_progress(self) -> Progress:
         """The page; where this thread may be replaced, through something that can be muted then."""
@@ -242,7 +264,11 @@ class _Rank:
             step = _restored_step(form.restore)
             while step < self._job.order.spec.train.steps:
                 step = Step(step + 1)
-                trainer.step(session, step)
+                trainer.step(session, step, stop=self._stop_after >= generation)
+                self._feed(trainer, generation)
+                if trainer.is_stopped and step < self._job.order.spec.train.steps:
+                    self._report(trainer, generation, None, "asked to stop after this step")
+                    return
             self._page.phase(Phase.IDLE, generation, step)
             self._control.post(said_frame(RankFinished(device=self._me, generation=generation, step=step)))
         except Exception as error:
@@ -253,6 +279,38 @@ class _Rank:
             # Who was told to close cannot say that a peer broke: that peer was told, too.
             lost = reason.rank if isinstance(reason, PeerLost) and not closed else None
             self._report(trainer, generation, lost, "closed" if closed else str(reason))
+
+    def _feed(self, trainer: Trainer, generation: Generation) -> None:
+        while not self._feeds.empty():
+            begin = self._feeds.get()
+            if begin.of == generation:
+                trainer.feed(begin, job_cookie(self._job.order.job))
+
+    def _join(self, trainer: Trainer, begin: BeginJoin) -> None:
+        """Receive what the next plan will give this rank, until training stops for it or goes another way."""
+        joining = Joining(
+            begin=begin,
+            me=self._me,
+            train=self._job.order.spec.train,
+            holdings=trainer.room_for(begin),
+            listener=self._listener,
+            cookie=job_cookie(self._job.order.job),
+            say=lambda said: self._control.post(said_frame(said)),
+        )
+        with self._lock:
+            if begin.generation <= max(self._closed, self._session_of):
+                return  # it came too late
+            self._session, self._session_of = joining, begin.generation
+            if begin.generation <= self._ended_join:
+                joining.end()
+        arrived = joining.run()
+        with self._lock:
+            self._session = None
+            is_told = not joining.is_aborted
+        if arrived is not None:
+            trainer.take(arrived)
+        if is_told:
+            self._report(trainer, begin.of, None, "training stopped for this newcomer")
 
     def _give(self, trainer: Trainer, donation: Donation, form: FormGeneration) -> None:
         try:
@@ -272,7 +330,7 @@ class _Rank:
         order, generation = self._job.order, form.generation
         with self._lock:
             last, self._session = self._session, None
-        if last is not None:
+        if last is not None and not isinstance(last, Joining):
             # Only now: closing earlier would look to peers that still wait as if this rank had died.
             last.close()
         with self._lock:
@@ -350,17 +408,48 @@ class _Rank:
             os._exit(BROKEN)
 
     def _carry_out(self, order: ToRank) -> None:
-        if isinstance(order, InjectFault):
-            self._take_fault(order.fault)
-            return
-        if isinstance(order, CloseGeneration):
-            with self._lock:
-                self._closed = max(self._closed, order.generation)
-                session = self._session if self._session_of <= order.generation else None
-            if session is not None:
-                session.abort()
-                self._look_at = time.monotonic() + STUCK_S
+        match order:
+            case InjectFault():
+                self._take_fault(order.fault)
+                return
+            case StopAfter(generation=generation):
+                self._stop_after = max(self._stop_after, generation)
+                return
+            case EndJoin(generation=generation):
+                with self._lock:
+                    self._ended_join = max(self._ended_join, generation)
+                if joining := self._joining(generation):
+                    joining.end()
+                return
+            case BeginJoin():
+                if any(move.source == self._me for move in order.moves):
+                    self._feeds.put(order)
+                if not any(move.target == self._me for move in order.moves):
+                    return
+                if joining := self._joining(order.generation):
+                    joining.expect(order)
+                    return
+            case CloseGeneration(generation=generation):
+                with self._lock:
+                    self._closed = max(self._closed, generation)
+                    session = self._session
+                    is_meant = self._session_of <= generation
+                if isinstance(session, Joining) and session.of == generation < session.generation:
+                    session.end()
+                elif session is not None and is_meant:
+                    session.abort()
+                    self._look_at = time.monotonic() + STUCK_S
+            case FormGeneration():
+                with self._lock:
+                    session = self._session if isinstance(self._session, Joining) else None
+                if session is not None:
+                    session.abort()  # whatever it waits for, training goes on without it
         self._inbox.put(order)
+
+    def _joining(self, generation: Generation) -> Joining | None:
+        with self._lock:
+            session = self._session
+        return session if isinstance(session, Joining) and session.generation == generation else None
 
     def _replace_if_stuck(self) -> None:
         now = time.monotonic()

@@ -47,10 +47,14 @@ class Seat:
     """Last generation it was told to form."""
     reported: Generation = Generation(0)
     """Last generation it reported for."""
+    stands_by: bool = False
+    """It is built as far as it can be without a role."""
     is_finished: bool = False
     raised: str = ""
     doomed: str = ""
     """Why its host kills it."""
+    stack: tuple[str, ...] = ()
+    """Where it was when it was killed, where somebody asked."""
     gone_at: float = 0.0
     closed_fds: bool = field(default=False, repr=False)
 
@@ -71,10 +75,13 @@ class Seat:
 
     def kill(self, why: str) -> None:
         """SIGKILL, exactly this process: a pidfd never means another one that was given the same number."""
-        if not self.is_living:
-            return
-        self.doomed = why
-        if self.pidfd >= 0:
+        if self.is_living:
+            self.doomed = why
+            self.execute()
+
+    def execute(self) -> None:
+        """SIGKILL to one that is doomed and still there."""
+        if self.doomed and self.pidfd >= 0 and not self.closed_fds:
             self._kill()
 
     def send(self, number: signal.Signals) -> None:
@@ -104,6 +111,7 @@ class Seat:
             fault_point=self.page.fault(),
             user_error=user_error,
             seconds_ago=time.monotonic() - self.gone_at if self.gone_at else 0.0,
+            stack=self.stack,
         )
 
     def _last_report(self, cause: str) -> RankReport:

@@ -92,7 +92,7 @@ class Session:
     def open(self) -> None:
         """Connect and make the groups. Raises NotFormed after form_timeout_s, Aborted, PeerLost; then close it."""
         found = mesh(self.plan, self.profile, self.seat, mirrors=self._mirrors, moves=self._moves, donors=self._donors)
-        links = Links(self.seat.rank)
+        links = Links(self.seat.rank, self._progress)
         with self._gate:
             self._links = links
             if self._aborted:
@@ -216,7 +216,7 @@ class Session:
         rank, world = self.seat.rank, self.plan.world_size
         if self._backend == "gloo":
             host = self._addresses[self.seat.device].rpartition(":")[0].strip("[]")
-            return GlooCarrier(links, rank, len(self.ranks), self._progress, host)
+            return GlooCarrier(links, rank, world, len(self.ranks), self._progress, host)
         if self._backend == "nccl":
             return NcclCarrier(links, rank, world, self._progress)
         return LinksCarrier(links, rank, len(self.ranks), self._progress)

@@ -28,10 +28,12 @@ STYLES = {
     "FAILED": "bold red",
     "CANCELLED": "yellow",
     "UP": "green",
+    "UNREACHABLE": "yellow",
     "LOST": "bold red",
 }
 MARKS = {"SUCCEEDED": "✓", "FAILED": "✗", "CANCELLED": "■", "LOST": "✗"}
 BAR_WIDTH = 24
+STACK_LINES = 12
 
 
 def status(word: str) -> Text:
@@ -130,6 +132,10 @@ def _facts(job: JobView) -> Table:
         table.add_row(
             "finished", f"{when(job.finished_at)}, after {duration((job.finished_at - job.created_at).total_seconds())}"
         )
+    for spare in job.spares:
+        table.add_row("spare", Text(f"{spare.node}, {'stands by' if spare.is_ready else 'getting ready'}"))
+    if job.at_risk:
+        table.add_row("at risk", Text(job.at_risk, "yellow"))
     if job.checkpoint is not None:
         table.add_row("checkpoint", Text(f"step {job.checkpoint.step}, {job.checkpoint.path}"))
     return table
@@ -189,6 +195,8 @@ def incident_table(incident: IncidentView) -> RenderableType:
     parts: list[RenderableType] = [incident_line(incident), Padding(Text(incident.message, "dim"), (0, 0, 0, 2))]
     if incident.decision:
         parts.append(Padding(Text(incident.decision, "dim"), (0, 0, 0, 2)))
+    if incident.rung:
+        parts.append(Padding(_rung(incident), (0, 0, 0, 2)))
     if incident.phases:
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column(style="cyan", min_width=10)
@@ -196,11 +204,34 @@ def incident_table(incident: IncidentView) -> RenderableType:
         table.add_column(no_wrap=True)
         longest = max(incident.phases.values()) or 1.0
         for name, value in incident.phases.items():
-            table.add_row(Text(name.replace("_", " ")), seconds(value), Text(bar(value / longest, BAR_WIDTH), "magenta"))
+            expected = f"  {seconds(incident.predicted[name])} expected" if name in incident.predicted else ""
+            line = Text.assemble((bar(value / longest, BAR_WIDTH), "magenta"), (expected, "dim"))
+            table.add_row(Text(name.replace("_", " ")), seconds(value), line)
         parts.append(Padding(table, (0, 0, 0, 2)))
     if incident.pause_s is not None:
         parts.append(Padding(_cost(incident), (0, 0, 0, 2)))
+    if incident.stack:
+        parts.append(Padding(_stack(incident.stack), (0, 0, 0, 2)))
     return Group(*parts)
+
+
+def _rung(incident: IncidentView) -> Text:
+    """What was taken, what that was expected to cost, and what was not taken."""
+    line = Text(f"taken: {(incident.rung or '').replace('_', ' ')}")
+    if incident.predicted_pause_s is not None:
+        line.append(f", expected pause {seconds(incident.predicted_pause_s)}", "dim")
+    for option in incident.options:
+        price = seconds(option.price_s) if option.price_s is not None else "not possible"
+        mark = "▸" if option.rung == incident.rung else " "
+        line.append(f"\n{mark} {option.rung.replace('_', ' '):12} {price:>12}  {option.why}", "dim")
+    return line
+
+
+def _stack(lines: tuple[str, ...]) -> Text:
+    """The innermost calls of the thread that trains come first; the rest is the API's to tell."""
+    shown = "\n".join(lines[:STACK_LINES])
+    left = len(lines) - STACK_LINES
+    return Text(f"{shown}\n... {left} more lines" if left > 0 else shown, "dim")
 
 
 def _cost(incident: IncidentView) -> Text:

@@ -51,7 +51,7 @@ async def _check_node(desk: Desk, name: NodeId) -> None:
     known = {item.id: item for item in await desk.nodes()}
     if name not in known:
         raise not_found(f"node {name!r} is unknown; nodes: {', '.join(known) or 'none'}")
-    if known[name].status is not NodeStatus.UP:
+    if known[name].status is NodeStatus.LOST:
         raise conflict(f"node {name} is {known[name].status.value} already")
 
 

@@ -158,6 +158,18 @@ class EmbeddedRedis:
         return "it said nothing"
 
 
+def forget(address: RedisAddress, pattern: str) -> None:
+    """Remove every key that matches. Raises Unavailable."""
+    try:
+        with redis.Redis(
+            host=address.host, port=address.port, password=address.password, socket_timeout=10, protocol=2
+        ) as client:
+            for key in client.scan_iter(pattern, count=1000):
+                client.unlink(key)
+    except redis.RedisError as error:
+        raise Unavailable(f"the Redis on port {address.port} does not answer ({error}); see its log") from error
+
+
 def find_server() -> str:
     """redis-server from PATH, else the bundled one. Raises Unavailable."""
     found = shutil.which("redis-server") or bundled_server()

@@ -7,7 +7,6 @@ them. Killing a node ends every process that bears its mark, in whatever session
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import shutil
@@ -23,11 +22,13 @@ from orchestrator.domain.errors import EverstepError, NotFound, Unavailable
 from orchestrator.domain.ids import NodeId
 
 from . import ray_environment, ray_node
-from .embedded_redis import free_port
-from .processes import ProcessId, end, exclusively, marked, write_private
+from .embedded_redis import forget, free_port
+from .processes import ProcessId, end, exclusively, identify, marked, write_private
 from .ray_environment import CLUSTER_MARK, NODE_MARK
-from .ray_node import HEAD, NodeOrder, Order
+from .ray_node import GCS, HEAD, HeadOrder, NodeOrder, Order, Report, Started, another, launch_detached
+from .redis_clients import RedisAddress
 
+LOOPBACK = "127.0.0.1"
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """What Ray takes for a label's name and value."""
 START_S = 60.0
@@ -36,9 +37,14 @@ _KILL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
+    """address: where the node listens. prefix: words before its raylet's command, where it is to run in another network
+    namespace (`ip netns exec NAME`) or otherwise apart; whoever makes such places takes them away again."""
+
     kind: str
     num_devices: int
     labels: Mapping[str, str] = field(default_factory=dict)
+    address: str = LOOPBACK
+    prefix: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +57,14 @@ class KnownNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """address: of the GCS. made: how many nodes of each kind there ever were; names are not used twice."""
+    """address: of the GCS. made: how many nodes of each kind there ever were; names are not used twice.
+
+    head: the GCS and the raylet that drivers connect to; head_commands: how each is started again.
+    """
 
     address: str = ""
     head: Mapping[str, ProcessId] = field(default_factory=dict)
+    head_commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     nodes: Mapping[NodeId, KnownNode] = field(default_factory=dict)
     made: Mapping[str, int] = field(default_factory=dict)
 
@@ -69,13 +79,48 @@ class LocalNodes:
 
     # --- a cluster's life -------------------------------------------------------------------------------------------------
 
-    def start(self, specs: Sequence[NodeSpec]) -> str:
-        """The head and one node per spec, together; the GCS's address. Raises Unavailable, with Ray's last words."""
+    def start(self, specs: Sequence[NodeSpec], *, address: str = LOOPBACK, storage: RedisAddress | None = None) -> str:
+        """The head and one node per spec, together; the GCS's address. Raises Unavailable, with Ray's last words.
+
+        address: where the head listens; every node must reach it. storage: a Redis in which the GCS keeps its tables, so
+        that `restart_head` finds them; emptied of an earlier cluster's.
+        """
         ray_environment.prepare(self.environment)
-        port = free_port()
-        registry = Registry(address=f"127.0.0.1:{port}")
-        self._launch(registry, specs, head_port=port)
+        if storage is not None:
+            forget(storage, ray_environment.STORAGE_KEYS)
+        head = HeadOrder(
+            address=address,
+            port=free_port(),
+            redis=_name(storage) if storage else "",
+            variables=_login(storage),
+        )
+        registry = Registry(address=f"{address}:{head.port}")
+        self._launch(registry, specs, head)
         return registry.address
+
+    def head(self, name: str) -> ProcessId | None:
+        """The head's living process of this name."""
+        found = self.registry().head.get(name)
+        return found if found and found.is_alive else None
+
+    def restart_head(self, name: str, storage: RedisAddress) -> ProcessId | None:
+        """Another process in place of the head's (GCS or HEAD) that ended, at the same address; None before the first.
+
+        It finds what the one before kept in `storage`: nodes register again by themselves, and detached actors live on.
+        """
+        command = self.registry().head_commands.get(name)
+        if command is None:
+            return None
+        with exclusively(self._lock):
+            registry = self.registry()
+            for socket in (word.partition("=")[2] for word in command if "_socket_name=" in word):
+                Path(socket).unlink(missing_ok=True)
+            variables = _login(storage) if name == GCS else {}
+            env = self.environment.variables(os.environ, node=HEAD) | variables
+            process = identify(launch_detached(another(command), self.environment.temp_dir / f"{name}.log", env).pid)
+            if process is not None:
+                write_private(self._path, codec.dumps(replace(registry, head={**registry.head, name: process})).decode())
+            return process
 
     def stop(self) -> None:
         """Every process under this cluster's mark that bears a node's mark too, and what Ray wrote. Idempotent."""
@@ -102,14 +147,23 @@ class LocalNodes:
     # --- NodeProvider -----------------------------------------------------------------------------------------------------
 
     async def add(self, kind: str, num_devices: int, labels: Mapping[str, str] | None = None) -> NodeId:
-        return (await asyncio.to_thread(self._add, NodeSpec(kind, num_devices, labels or {})))[0]
+        return await asyncio.to_thread(self.add_now, NodeSpec(kind, num_devices, labels or {}))
 
     async def kill(self, node: NodeId) -> None:
         await asyncio.to_thread(self.kill_now, node)
 
+    def add_now(self, spec: NodeSpec) -> NodeId:
+        registry = self.registry()
+        if not registry.address:
+            raise Unavailable("no local cluster runs from this state directory; start it first")
+        return self._launch(registry, [spec], None)[0]
+
     def kill_now(self, node: NodeId) -> None:
         if node not in self.registry().nodes:
-            raise NotFound(f"there is no node {node}; list the nodes to see what there is")
+            with exclusively(self._lock):  # Ray may show a node a moment before whoever starts it has written it down
+                known = self.registry().nodes
+            if node not in known:
+                raise NotFound(f"there is no node {node}; list the nodes to see what there is")
         deadline = time.monotonic() + _KILL_S
         while found := self._processes(node):
             end(found, grace_s=0)
@@ -118,40 +172,43 @@ class LocalNodes:
 
     # ----------------------------------------------------------------------------------------------------------------------
 
-    def _add(self, spec: NodeSpec) -> Sequence[NodeId]:
-        registry = self.registry()
-        if not registry.address:
-            raise Unavailable("no local cluster runs from this state directory; start it first")
-        return self._launch(registry, [spec], head_port=None)
-
-    def _launch(self, registry: Registry, specs: Sequence[NodeSpec], head_port: int | None) -> Sequence[NodeId]:
+    def _launch(self, registry: Registry, specs: Sequence[NodeSpec], head: HeadOrder | None) -> Sequence[NodeId]:
         with exclusively(self._lock):
-            if head_port is None:
+            if head is None:
                 registry = self.registry()
             made, orders = dict(registry.made), []
             for spec in specs:
                 made[spec.kind] = made.get(spec.kind, 0) + 1
                 name = f"{re.sub('[^a-z0-9]+', '-', spec.kind.lower())}-{made[spec.kind]}"
-                orders.append(NodeOrder(name=name, kind=spec.kind, num_devices=spec.num_devices, labels=spec.labels))
-            order = Order(
-                address=registry.address,
-                temp_dir=str(self.environment.temp_dir),
-                head_port=head_port,
-                nodes=tuple(orders),
-            )
+                orders.append(
+                    NodeOrder(
+                        name=name,
+                        kind=spec.kind,
+                        num_devices=spec.num_devices,
+                        address=spec.address,
+                        prefix=spec.prefix,
+                        labels=spec.labels,
+                    )
+                )
+            order = Order(gcs=registry.address, temp_dir=str(self.environment.temp_dir), head=head, nodes=tuple(orders))
             started = self._run(order)
             nodes = {
                 NodeId(one.name): KnownNode(
-                    kind=one.kind, num_devices=one.num_devices, raylet=started[one.name], labels=one.labels
+                    kind=one.kind, num_devices=one.num_devices, raylet=started[one.name].process, labels=one.labels
                 )
                 for one in orders
             }
-            head = {name: started[name] for name in ("gcs", HEAD) if name in started}
-            registry = replace(registry, head={**registry.head, **head}, nodes={**registry.nodes, **nodes}, made=made)
+            if head is not None:
+                registry = replace(
+                    registry,
+                    head={name: started[name].process for name in (GCS, HEAD)},
+                    head_commands={name: started[name].command for name in (GCS, HEAD)},
+                )
+            registry = replace(registry, nodes={**registry.nodes, **nodes}, made=made)
             write_private(self._path, codec.dumps(registry).decode())
         return list(nodes)
 
-    def _run(self, order: Order) -> dict[str, ProcessId]:
+    def _run(self, order: Order) -> Mapping[str, Started]:
         command = [sys.executable, "-m", ray_node.__name__]
         # Everything it starts gets the cluster's mark; raylets and what is below them get their node's as well.
         env = self.environment.variables(os.environ, node=HEAD)
@@ -172,10 +229,18 @@ class LocalNodes:
         if done.returncode != 0:
             words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise Unavailable(f"Ray's processes could not be started: {words}")
-        return {name: ProcessId(**one) for name, one in json.loads(done.stdout).items()}
+        return codec.loads(Report, done.stdout).started
 
     def _processes(self, node: NodeId | None = None) -> tuple[ProcessId, ...]:
         return marked({CLUSTER_MARK: self.environment.cluster, NODE_MARK: node})
+
+
+def _name(storage: RedisAddress) -> str:
+    return f"{storage.host}:{storage.port}"
+
+
+def _login(storage: RedisAddress | None) -> dict[str, str]:
+    return ray_environment.storage_variables(_name(storage), storage.password) if storage else {}
 
 
 def parse_nodes(text: str) -> tuple[NodeSpec, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from .host_wire import Pulse
+from .reach import keep_alive
 
 _CONNECT_S = 2.0
 _RETRY_S = 0.1
@@ -21,6 +22,8 @@ async def until_gone(pulse: Pulse) -> str:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 reader, writer = await asyncio.open_connection(pulse.address, pulse.port)
+                # Its end may be told to nobody while its machine is cut off, and would not be told again.
+                keep_alive(writer)
                 greeting = await reader.readexactly(len(pulse.greeting))
             if greeting.decode("ascii", "replace") != pulse.greeting:
                 return f"{who} has ended: another one listens there"

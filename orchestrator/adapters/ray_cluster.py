@@ -33,6 +33,7 @@ from .ray_environment import (
     own_labels,
     pin_resource,
 )
+from .reach import Contact, Reach
 
 CALL_S = 5.0
 OPEN_S = 60.0
@@ -47,6 +48,16 @@ KEEP_LOST_S = 600.0
 log = structlog.get_logger()
 T = TypeVar("T")
 Key = tuple[JobId, NodeId]
+_BEST_FIRST = (NodeStatus.UP, NodeStatus.UNREACHABLE, NodeStatus.LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class _Raylet:
+    """A row of Ray's table: one life of a node. id: Ray's, another one after each restart."""
+
+    id: str
+    node: Node
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +83,10 @@ class RayCluster:
         self._is_alive = is_alive
         self._lines: dict[Key, _Line] = {}
         self._opening: dict[Key, asyncio.Lock] = {}
-        self._table: tuple[Node, ...] = ()
-        self._reading: asyncio.Task[tuple[Node, ...]] | None = None
-        self._lost_since: dict[NodeId, float] = {}
+        self._table: tuple[_Raylet, ...] = ()
+        self._reading: asyncio.Task[tuple[_Raylet, ...]] | None = None
+        self._reaches: dict[str, Reach] = {}
+        self._lost_since: dict[str, float] = {}
 
     async def start(self) -> None:
         """Connect as a driver; blocks for as long as that takes, once. Raises Unavailable."""
@@ -85,6 +97,9 @@ class RayCluster:
         for line in self._lines.values():
             line.gone.cancel()
         self._lines.clear()
+        for reach in self._reaches.values():
+            reach.close()
+        self._reaches.clear()
         if self._reading is not None:
             self._reading.cancel()
         await asyncio.to_thread(_ray().shutdown)
@@ -92,7 +107,10 @@ class RayCluster:
     # --- nodes ------------------------------------------------------------------------------------------------------------
 
     async def nodes(self) -> tuple[Node, ...]:
-        """Ray's table, corrected by what the provider knows sooner. A GCS that does not answer changes nothing."""
+        """Ray's table, corrected by what the provider and the nodes' own ports say sooner.
+
+        A GCS that does not answer changes nothing.
+        """
         if self._reading is None:
             self._reading = asyncio.create_task(asyncio.to_thread(_node_table))
         done, _ = await asyncio.wait({self._reading}, timeout=TABLE_S)
@@ -101,16 +119,27 @@ class RayCluster:
             if reading.exception() is None:
                 self._table = reading.result()
         now = time.monotonic()
-        return tuple(node for node in map(self._judged, self._table) if self._is_shown(node, now))
+        found: dict[NodeId, Node] = {}
+        for raylet in self._table:
+            status = self._judge(raylet, now)
+            if now - self._lost_since.get(raylet.id, now) < KEEP_LOST_S:
+                node = replace(raylet.node, status=status)
+                # Where a name comes twice, the node was started again: its best life is the newest.
+                found[node.id] = min(node, found.get(node.id, node), key=lambda one: _BEST_FIRST.index(one.status))
+        return tuple(found[id] for id in sorted(found))
 
-    def _judged(self, node: Node) -> Node:
-        is_lost = node.status is NodeStatus.LOST or node.id in self._lost_since or self._is_alive(node.id) is False
-        if is_lost:
-            self._lost_since.setdefault(node.id, time.monotonic())
-        return replace(node, status=NodeStatus.LOST if is_lost else NodeStatus.UP)
-
-    def _is_shown(self, node: Node, now: float) -> bool:
-        return node.id not in self._lost_since or now - self._lost_since[node.id] < KEEP_LOST_S
+    def _judge(self, raylet: _Raylet, now: float) -> NodeStatus:
+        reach = self._reaches.get(raylet.id)
+        is_gone = reach is not None and reach.contact is Contact.GONE
+        if raylet.node.status is NodeStatus.LOST or is_gone or self._is_alive(raylet.node.id) is False:
+            self._lost_since.setdefault(raylet.id, now)
+        if raylet.id in self._lost_since:
+            if reach is not None:
+                self._reaches.pop(raylet.id).close()
+            return NodeStatus.LOST
+        if reach is None:
+            reach = self._reaches[raylet.id] = Reach(raylet.node.address, raylet.port)
+        return NodeStatus.UNREACHABLE if reach.contact is Contact.UNREACHABLE else NodeStatus.UP
 
     # --- hosts ------------------------------------------------------------------------------------------------------------
 
@@ -146,7 +175,7 @@ class RayCluster:
     def _make(self, job: JobId, node: NodeId, num_devices: int) -> Any:
         from .ray_host import MAX_CONCURRENCY, RayHost
 
-        address = next((one.address for one in self._table or _node_table() if one.id == node), "127.0.0.1")
+        addresses = {one.node.id: one.node.address for one in self._table or _node_table()}
         options: dict[str, Any] = {
             "name": actor_name(job, node),
             "namespace": NAMESPACE,
@@ -158,7 +187,7 @@ class RayCluster:
             "num_cpus": 0,
             "resources": {pin_resource(node): 0.001, device_resource(node): num_devices},
         }
-        return _ray().remote(RayHost).options(**options).remote(address)
+        return _ray().remote(RayHost).options(**options).remote(addresses[node])
 
     async def _attach(self, job: JobId, node: NodeId) -> _Line:
         """The host with this name, from an earlier supervisor's time if need be."""
@@ -258,6 +287,7 @@ class RayCluster:
                 log_to_driver=False,
                 logging_level="warning",
                 configure_logging=False,
+                _node_ip_address=self._address.rpartition(":")[0],  # of the head, whose raylet is the driver's
                 _temp_dir=str(self._environment.temp_dir),
             )
         except (ConnectionError, RuntimeError, TimeoutError) as error:
@@ -276,23 +306,23 @@ def actor_name(job: JobId, node: NodeId) -> str:
     return f"everstep-{job}-{node}"
 
 
-def _node_table() -> tuple[Node, ...]:
-    """Nodes of ours in Ray's table; the newest where a name comes twice."""
-    found: dict[NodeId, Node] = {}
+def _node_table() -> tuple[_Raylet, ...]:
+    """Nodes of ours in Ray's table, oldest lives first where it says so."""
+    found = []
     rows: list[Mapping[str, Any]] = _ray().nodes()
     for row in sorted(rows, key=lambda row: bool(row["Alive"])):
         labels: Mapping[str, str] = row.get("Labels") or {}
         if KIND_LABEL in labels:
-            id = NodeId(row["NodeName"])
-            found[id] = Node(
-                id=id,
+            node = Node(
+                id=NodeId(row["NodeName"]),
                 kind=labels[KIND_LABEL],
                 num_devices=int(labels[DEVICES_LABEL]),
                 status=NodeStatus.UP if row["Alive"] else NodeStatus.LOST,
                 address=row["NodeManagerAddress"],
                 labels=own_labels(labels),
             )
-    return tuple(found[id] for id in sorted(found))
+            found.append(_Raylet(row["NodeID"], node, int(row["NodeManagerPort"])))
+    return tuple(found)
 
 
 async def _result(reference: Awaitable[bytes]) -> bytes:

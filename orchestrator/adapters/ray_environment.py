@@ -20,6 +20,8 @@ from orchestrator.domain.errors import Conflict
 from .processes import write_private
 
 NAMESPACE = "everstep"
+STORAGE_KEYS = f"RAY{NAMESPACE}*"
+"""Where the GCS keeps its tables in Redis."""
 CLUSTER_MARK, NODE_MARK = "EVERSTEP_CLUSTER", "EVERSTEP_NODE"
 """Inherited by every process of a cluster, and of a node: how they are found when they must go."""
 
@@ -31,10 +33,14 @@ _SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # hosts judge out-of-memory themselves
-    # A node that was killed refuses connections at once: known after 4 x 0.5 s. One that is only slow has 4 x 10 s.
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_failure_threshold": "4",
+    # Ray ends whatever it has declared dead, so its patience is longer than the longest isolation a host survives by
+    # default: silence is no evidence. A node that ended is known within a second, see reach.py.
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_failure_threshold": "900",
+    # The same the other way round: nobody ends because the GCS is away, and everybody finds it soon when it is back.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
+    "RAY_gcs_failover_worker_reconnect_timeout": "900",
+    "RAY_gcs_grpc_max_reconnect_backoff_ms": "500",
     "RAY_worker_niceness": "0",  # 15 otherwise: hosts and ranks would run behind everything else on the machine
     # Nobody reads these, and each costs every node some of its CPU.
     "RAY_task_events_report_interval_ms": "0",
@@ -66,6 +72,12 @@ class RayEnvironment:
         for name in [name for name in os.environ if name.startswith("RAY_")]:
             del os.environ[name]
         os.environ.update({name: value for name, value in self.variables({}).items() if name != CLUSTER_MARK})
+
+
+def storage_variables(redis: str, password: str | None) -> dict[str, str]:
+    """For a GCS that keeps its tables in this Redis (host:port), under keys of its own."""
+    login = {"FLAGS_redis_password": password} if password else {}
+    return {"RAY_REDIS_ADDRESS": redis, "RAY_external_storage_namespace": NAMESPACE} | login
 
 
 def for_state_dir(state_dir: Path) -> RayEnvironment:

@@ -10,20 +10,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.domain import codec
 
-from .processes import identify
+from .processes import ProcessId, identify
 from .ray_environment import NODE_MARK, device_resource, pin_resource, ray_labels
 
-HEAD = "head"
+GCS, HEAD = "gcs", "head"
 OBJECT_STORE_BYTES = 80_000_000
 """The least Ray takes comfortably; messages are small and travel inline."""
 _AGENT = subprocess.list2cmdline(["sh", "-c", "exec sleep 2147483647", "agent"])
@@ -32,45 +34,94 @@ _AGENT = subprocess.list2cmdline(["sh", "-c", "exec sleep 2147483647", "agent"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOrder:
+    """address: where it listens and is reached. prefix: words before its raylet's command, to run it elsewhere."""
+
     name: str
     kind: str
     num_devices: int
+    address: str
+    prefix: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """head_port: start a GCS there first, with a raylet that holds no device, for drivers to connect to."""
+class HeadOrder:
+    """A GCS on `port`, and a raylet that holds no device, for drivers to connect to.
+
+    redis: host:port of where the GCS keeps its tables, "" for its memory. variables: for the GCS alone, how to log in there
+    among them: everybody may read a command line, and user code runs below the raylets.
+    """
 
     address: str
+    port: int
+    redis: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """gcs: the GCS's host:port. head: to be started first, where it does not run yet."""
+
+    gcs: str
     temp_dir: str
-    head_port: int | None
+    head: HeadOrder | None
     nodes: tuple[NodeOrder, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A process and the command that made it, from which another like it is made without this module."""
+
+    process: ProcessId
+    command: tuple[str, ...]
 
 
 def main() -> None:
     order = codec.loads(Order, sys.stdin.read())
     with contextlib.redirect_stdout(sys.stderr):
-        pids = start(order)
-    found = {name: identify(pid) for name, pid in pids.items()}
-    dead = [name for name, identity in found.items() if identity is None or not identity.is_alive]
+        commands = start(order)
+    found = {name: (identify(pid), command) for name, (pid, command) in commands.items()}
+    dead = [name for name, (identity, _) in found.items() if identity is None or not identity.is_alive]
     if dead:
         sys.exit(f"the raylet of {', '.join(dead)} ended at once; see the logs under {order.temp_dir}")
-    print(json.dumps({name: asdict(identity) for name, identity in found.items() if identity}), flush=True)
+    started = {name: Started(process=identity, command=command) for name, (identity, command) in found.items() if identity}
+    print(codec.dumps(Report(started=started)).decode(), flush=True)
     # Ray's own exit hooks would end what was just started.
     os._exit(0)
 
 
-def start(order: Order) -> dict[str, int]:
-    """Process ids by name ("gcs" and "head" too, where the head was ordered). Returns once all are registered."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What the program writes to stdout: by node, and "gcs" and "head" where the head was ordered."""
+
+    started: Mapping[str, Started]
+
+
+def start(order: Order) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """Process ids and commands by name. Returns once all are registered."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
     class QuietNode(Node):
-        """Ray's own set-up of sessions, folders and the GCS, with our raylet."""
+        """Ray's own set-up of sessions and folders, with our GCS and our raylet."""
+
+        def __init__(self, params: Any, prefix: tuple[str, ...]) -> None:
+            self.prefix = prefix
+            self.gcs: tuple[int, tuple[str, ...]] | None = None
+            self.made: tuple[int, tuple[str, ...]] | None = None
+            super().__init__(params, head=not params.gcs_address, shutdown_at_exit=False, spawn_reaper=False)
 
         def start_api_server(self, **_: Any) -> None:
             """None is wanted."""
+
+        def start_gcs_server(self) -> None:
+            assert order.head is not None
+            command = _gcs_command(self, order.head)
+            process = self._launch(command, GCS, order.head.variables)
+            self.gcs = (process.pid, command)
+            # Where Ray looks for it while it waits for an answer.
+            self.all_processes["gcs_server"] = [SimpleNamespace(process=process)]
+            self._gcs_address = order.gcs
 
         def start_raylet(
             self,
@@ -79,20 +130,16 @@ def start(order: Order) -> dict[str, int]:
             object_store_memory: int,
             use_valgrind: bool = False,
             use_profiler: bool = False,
-        ) -> Any:
-            params = self._ray_params
-            command = _raylet_command(self, plasma_directory, fallback_directory, object_store_memory)
-            with (Path(self._logs_dir) / f"raylet-{params.node_name}.log").open("ab") as log:
-                self.raylet = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    env={**os.environ, **(params.env_vars or {})},
-                )
+        ) -> None:
+            raylet = _raylet_command(self, plasma_directory, fallback_directory, object_store_memory)
+            command = (*self.prefix, *raylet)
+            self.made = (self._launch(command, f"raylet-{self._ray_params.node_name}", {}).pid, command)
 
-    def launch(name: str, node: NodeOrder | None, address: str | None) -> Any:
+        def _launch(self, command: tuple[str, ...], name: str, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+            env = {**os.environ, NODE_MARK: str(self._ray_params.node_name), **variables}
+            return launch_detached(command, Path(self._logs_dir) / f"{name}.log", env)
+
+    def launch(name: str, address: str, node: NodeOrder | None) -> Any:
         resources: dict[str, float] = (
             {} if node is None else {pin_resource(name): 1, device_resource(name): node.num_devices}
         )
@@ -100,7 +147,7 @@ def start(order: Order) -> dict[str, int]:
         sockets = Path(order.temp_dir) / "sockets"
         sockets.mkdir(exist_ok=True)
         params = RayParams(
-            node_ip_address="127.0.0.1",
+            node_ip_address=address,
             node_name=name,
             num_cpus=0,
             num_gpus=0,
@@ -108,28 +155,62 @@ def start(order: Order) -> dict[str, int]:
             resources=resources,
             labels=labels,
             object_store_memory=OBJECT_STORE_BYTES,
-            gcs_server_port=order.head_port if node is None else None,
-            gcs_address=address,
+            gcs_server_port=order.head.port if node is None and order.head else None,
+            gcs_address=None if node is None else order.gcs,
             temp_dir=order.temp_dir,
             raylet_socket_name=str(sockets / f"{name}.raylet"),
             plasma_store_socket_name=str(sockets / f"{name}.store"),
-            env_vars={NODE_MARK: name},
             include_dashboard=False,
             include_log_monitor=False,  # type: ignore[arg-type]
             no_monitor=True,
         )
-        return QuietNode(params, head=node is None, shutdown_at_exit=False, spawn_reaper=False)
+        return QuietNode(params, node.prefix if node else ())
 
-    pids: dict[str, int] = {}
-    if order.head_port is not None:
-        head = launch(HEAD, None, None)
-        pids = {"gcs": head.all_processes["gcs_server"][0].process.pid, HEAD: head.raylet.pid}
+    commands: dict[str, tuple[int, tuple[str, ...]]] = {}
+    if order.head is not None:
+        head = launch(HEAD, order.head.address, None)
+        commands = {GCS: head.gcs, HEAD: head.made}
     with ThreadPoolExecutor(max_workers=8) as pool:
-        launched = pool.map(lambda node: (node.name, launch(node.name, node, order.address)), order.nodes)
-        return pids | {name: node.raylet.pid for name, node in launched}
+        launched = pool.map(lambda node: (node.name, launch(node.name, node.address, node)), order.nodes)
+        return commands | {name: node.made for name, node in launched}
 
 
-def _raylet_command(node: Any, plasma_directory: str, fallback_directory: str, object_store_memory: int) -> list[str]:
+def launch_detached(command: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=dict(env)
+        )
+
+
+def another(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command of a raylet that takes the place of one that ended: Ray wants it to have an id of its own."""
+    return tuple(f"--node_id={secrets.token_hex(28)}" if word.startswith("--node_id=") else word for word in command)
+
+
+def _gcs_command(node: Any, head: HeadOrder) -> tuple[str, ...]:
+    """As Ray's services.start_gcs_server builds it."""
+    import ray
+    from ray._private import services
+
+    config: str = services.serialize_config(node._config)  # type: ignore[no-untyped-call]
+    flags = {
+        "log_dir": node._logs_dir,
+        "config_list": config,
+        "gcs_server_port": str(head.port),
+        "metrics-agent-port": "-1",
+        "node-ip-address": head.address,
+        "session-name": node.session_name,
+        "ray-commit": ray.__commit__,
+        "session-dir": node._session_dir,
+        "node-id": node._node_id,
+    }
+    if head.redis:
+        host, _, port = head.redis.rpartition(":")
+        flags |= {"redis_address": host, "redis_port": port, "redis_enable_ssl": "false", "fromenv": "redis_password"}
+    return (services.GCS_SERVER_EXECUTABLE, *_flags(flags))
+
+
+def _raylet_command(node: Any, plasma_directory: str, fallback_directory: str, object_store_memory: int) -> tuple[str, ...]:
     """As Ray's services.start_raylet builds it, less logs, agents and other languages."""
     from ray._private import services
 
@@ -185,7 +266,7 @@ def _raylet_command(node: Any, plasma_directory: str, fallback_directory: str, o
         "node-name": params.node_name,
         **common,
     }
-    return [services.RAYLET_EXECUTABLE, *_flags(raylet), *(["--head"] if node.is_head() else [])]
+    return (services.RAYLET_EXECUTABLE, *_flags(raylet), *(["--head"] if node.is_head() else []))
 
 
 def _flags(values: dict[str, str]) -> list[str]:

@@ -38,6 +38,8 @@ DOMAIN_LABELS = ("rack", "switch")
 
 class NodeStatus(StrEnum):
     UP = "UP"
+    UNREACHABLE = "UNREACHABLE"
+    """Silent, which is no evidence: what trains there trains on, nothing new is placed there."""
     LOST = "LOST"
 
 

@@ -114,6 +114,14 @@ class HostLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostHeard:
+    """It answers, for the first time or after a silence, whether or not it has anything to tell."""
+
+    job: JobId
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostClosed:
     """CloseHost was carried out, or there was nothing to close."""
 
@@ -153,6 +161,7 @@ Input: TypeAlias = (
     | CheckpointFailed
     | HostSaid
     | HostLost
+    | HostHeard
     | HostClosed
     | NodesSeen
     | EffectDone

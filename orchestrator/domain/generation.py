@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from .ids import Device, Generation, Rank, Step
+from .profile import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,14 @@ class Held:
 
     generation: Generation
     step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """Intervals that came to a rank before their transfer was over: each whole at `step`, beside whatever it holds."""
+
+    step: Step
+    intervals: tuple[Interval, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +73,8 @@ class RankReport:
     voted: last step it entered the vote for, which means its reduced gradients of that step are complete.
     answer: of the last vote it saw pass, if any in this process.
     held: None when it has nothing whole (never restored, torn, or dead).
+    arrived: what a transfer that was cut short had brought, as far as `held` does not have it.
+    stopped: it left because it was asked to, between two steps.
     lost_peer: the rank whose connection broke, when that is why it left; positive evidence against that rank.
     found: what is wrong with the numbers, when that is why it left.
     stuck: threads of it that nothing gets out of a transfer; its process should be replaced when that costs nothing.
@@ -76,6 +87,8 @@ class RankReport:
     held: Held | None
     lost_peer: Rank | None = None
     cause: str = ""
+    arrived: Arrived | None = None
+    stopped: bool = False
     found: Finding | None = None
     stuck: int = 0
 
@@ -90,10 +103,12 @@ class Settlement:
 
     holders: devices whose memory is whole at `step` (or will be once they apply `answer`), with the generation whose
     plan says which intervals those are. is_distrusted: an owner and its mirror disagreed, so nobody's memory counts.
+    arrived: intervals at `step` in devices' memory besides.
     """
 
     generation: Generation
     step: Step
     answer: Answer | None
     holders: tuple[tuple[Device, Generation], ...]
+    arrived: tuple[tuple[Device, tuple[Interval, ...]], ...] = ()
     is_distrusted: bool = False

@@ -20,8 +20,11 @@ from .effects import Effect
 from .faults import Injected
 from .generation import Answer, RankReport, Settlement
 from .ids import Device, EffectId, Generation, JobId, NodeId, Step
+from .layout import Move
 from .plan import Plan
 from .profile import Profile
+from .rungs import Option, Rung
+from .sight import RankSight
 from .spec import JobSpec
 
 STATE_VERSION = 1
@@ -121,6 +124,28 @@ class Closing:
     settlement: Settlement | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Newcomers of a larger plan receive their state while the job trains on.
+
+    Their processes are prepared, then told whom to receive what from (`moves`, also what was meant to come from a source
+    that broke off); when all have caught up, the generation is told to stop between two steps.
+    """
+
+    generation: Generation
+    """Its number, which no generation is formed under."""
+    plan: Plan
+    addresses: Mapping[Device, str] = field(default_factory=dict)
+    moves: tuple[Move, ...] = ()
+    attempt: int = 0
+    broken: frozenset[Device] = frozenset()
+    """Sources that are not asked again."""
+    done: frozenset[Device] = frozenset()
+    """Newcomers that are waited for no longer: they have caught up, or never will and are filled in the pause."""
+    begun: bool = False
+    stopping: bool = False
+
+
 # --- states --------------------------------------------------------------------------------------------------------------
 
 
@@ -205,7 +230,7 @@ TERMINAL = (Succeeded, Failed, Cancelled)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One recovery or resize: what was seen, what was chosen, and where the time went (seconds)."""
+    """One recovery or resize: what was seen, what was chosen and why, and where the time went (seconds)."""
 
     number: int
     fault: Fault
@@ -222,9 +247,46 @@ class Incident:
     phases: Mapping[str, float] = field(default_factory=dict)
     pause_s: float | None = None
     """Fault to next committed step, less one undisturbed step."""
+    rung: Rung | None = None
+    """The way out that was taken; None for a resize."""
+    predicted_pause_s: float | None = None
+    """What it was expected to cost when it was chosen, and in which phases."""
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    options: tuple[Option, ...] = ()
+    """All of them, the cheapest first, the impossible ones last."""
     closed_at: float | None = None
     formed_at: float | None = None
     attempts: int = 1
+    stack: tuple[str, ...] = ()
+    """Where the process that was killed for it stood."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looking:
+    """Hosts have been asked what their ranks do, because one said that a rank stands still."""
+
+    generation: Generation
+    number: int
+    asked: frozenset[NodeId]
+    why: str
+    seen: Mapping[NodeId, tuple[RankSight, ...]] = field(default_factory=dict)
+    suspected: tuple[str, ...] = ()
+    """What the look before found, where it must be found twice; see supervisor/stalling.py."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spare:
+    """A host on an idle node whose ranks stand by. Its devices are this job's.
+
+    asked_for: the generation whose plan its ranks were last asked to be built for, 0 where they have to be asked.
+    """
+
+    devices: tuple[Device, ...]
+    domain: str = ""
+    asked_for: Generation = Generation(0)
+    is_ready: bool = False
+    deaths: int = 0
+    """Of ranks that stood by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,11 +324,21 @@ class JobRecord:
     """Devices the last plan was chosen from; another is asked for only when one more is usable."""
     target: Plan | None = None
     """A larger plan whose hosts are being warmed while the job trains on."""
+    join: Join | None = None
+    """Under way towards `target`."""
+    reserved: Generation = Generation(0)
+    """The newest number that names a join; the next generation's is higher."""
+    joins_failed: int = 0
+    """In a row."""
     avoided: frozenset[NodeId] = frozenset()
     """Nodes not to plan with for now: their host was given up and is being closed, or could not be started."""
     pids: Mapping[Device, int] = field(default_factory=dict)
     listeners: Mapping[Device, str] = field(default_factory=dict)
     """host:port of each of these processes, for as long as it lives."""
+    spares: Mapping[NodeId, Spare] = field(default_factory=dict)
+    """Nodes outside the plan that stand by."""
+    at_risk: str = ""
+    """Why one more failure could cost committed steps; empty where every interval has two holders apart."""
     incidents: tuple[Incident, ...] = ()
     injected: tuple[Injected, ...] = ()
     """Faults on purpose, oldest first; the last of them are kept."""
@@ -281,3 +353,10 @@ class JobRecord:
     outbox: Mapping[EffectId, Effect] = field(default_factory=dict)
     """Effects committed and not yet known to have been carried out."""
     started_at: float | None = None
+    looking: Looking | None = None
+    looks: int = 0
+    """How often hosts were asked to look around."""
+    false_alarms: int = 0
+    """Looks that found nothing standing still."""
+    lost_links: tuple[tuple[Device, Device], ...] = ()
+    """Pairs between which messages were lost, oldest first."""

@@ -185,40 +185,59 @@ class Transfers:
     """Intervals nobody alive holds."""
 
 
-def transfers(sources: Mapping[Device, tuple[Interval, ...]], targets: Layout) -> Transfers:
+def transfers(
+    sources: Mapping[Device, tuple[Interval, ...]],
+    targets: Layout,
+    arrived: Mapping[Device, tuple[Interval, ...]] | None = None,
+) -> Transfers:
     """How every interval of `targets` is filled from `sources` (whole, living holders only).
 
     Each element of each target is moved exactly once: from the device's own memory, else from a holder on the same node,
-    else from the holder that has least to send so far.
+    else from the holder that has least to send so far. `arrived` is what a transfer that was cut short had brought: its
+    devices need not be sent it again, and others get it from there only where no holder is left, because a device
+    that was being filled may be far from everybody.
     """
-    by_line: dict[str, list[tuple[Interval, Device]]] = defaultdict(list)
-    for device in sorted(sources):
-        for interval in sources[device]:
-            by_line[interval.line].append((interval, device))
+    by_line: dict[str, list[_Source]] = defaultdict(list)
+    for last_resort, holdings in ((False, sources), (True, arrived or {})):
+        for device in sorted(holdings):
+            for interval in holdings[device]:
+                by_line[interval.line].append(_Source(interval, device, last_resort))
     load: dict[Device, int] = defaultdict(int)
     moves: list[Move] = []
     missing: list[Interval] = []
     for device in sorted(set(targets.owned) | set(targets.mirrored)):
         for target in targets.held(device):
-            here = [s for s in by_line[target.line] if s[0].start < target.stop and s[0].stop > target.start]
+            here = [s for s in by_line[target.line] if s.interval.start < target.stop and s.interval.stop > target.start]
             position = target.start
             while position < target.stop:
-                covering = [s for s in here if s[0].start <= position < s[0].stop]
+                covering = [s for s in here if s.interval.start <= position < s.interval.stop]
                 if not covering:
-                    ahead = [s[0].start for s in here if s[0].start > position]
+                    ahead = [s.interval.start for s in here if s.interval.start > position]
                     stop = min([target.stop, *ahead])
                     missing.append(Interval(target.line, position, stop))
                     position = stop
                     continue
-                source, holder = min(covering, key=lambda s: (s[1] != device, s[1].node != device.node, load[s[1]], s[1]))
-                stop = min(source.stop, target.stop)
-                if holder != device:  # a nearer holder may begin before this one ends
-                    own = [s[0].start for s in here if s[1] == device and position < s[0].start < stop]
-                    stop = min([stop, *own])
+                source = min(covering, key=lambda s: (*s.rank_for(device), load[s.holder], s.holder))
+                holder = source.holder
+                stop = min(source.interval.stop, target.stop)
+                if holder != device:  # a better one may begin before this one ends
+                    better = [s.interval.start for s in here if s.rank_for(device)[:2] < source.rank_for(device)[:2]]
+                    stop = min([stop, *(start for start in better if position < start)])
                     load[holder] += stop - position
                 moves.append(Move(Interval(target.line, position, stop), holder, device))
                 position = stop
     return Transfers(moves=tuple(moves), missing=tuple(missing))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    interval: Interval
+    holder: Device
+    last_resort: bool
+
+    def rank_for(self, device: Device) -> tuple[bool, bool, bool]:
+        """Least is best: its own, a holder, one on the same node."""
+        return self.holder != device, self.last_resort, self.holder.node != device.node
 
 
 def _users(plan: Plan, layers: tuple[int, ...], tp: int | None) -> tuple[Rank, ...]:

@@ -6,6 +6,7 @@ outermost. Shards, optimizer intervals and checkpoint chunks are all intervals o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -88,3 +89,15 @@ class Interval:
             return None
         start, stop = max(self.start, other.start), min(self.stop, other.stop)
         return Interval(self.line, start, stop) if start < stop else None
+
+
+def joined(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    """The same elements in as few intervals as there can be, in order."""
+    found: list[Interval] = []
+    for interval in sorted(intervals):
+        last = found[-1] if found else None
+        if last and last.line == interval.line and interval.start <= last.stop:
+            found[-1] = Interval(last.line, last.start, max(last.stop, interval.stop))
+        else:
+            found.append(interval)
+    return tuple(found)

@@ -17,6 +17,7 @@ from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
 from .plan import Plan
 from .profile import Profile
+from .sight import RankSight
 from .spec import JobSpec
 
 PROTOCOL_VERSION = 1
@@ -66,10 +67,15 @@ class OpenHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareSeats:
-    """Have a living rank with a bound listener on each of these devices; answered by SeatsPrepared."""
+    """Have a living rank with a bound listener on each of these devices; answered by SeatsPrepared.
+
+    stand_by: the plan that runs, where these are to stand by for a place in it: each is built as far as it can be before
+    its role is known.
+    """
 
     generation: Generation
     devices: tuple[Device, ...]
+    stand_by: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +102,54 @@ class CloseGeneration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeginJoin:
+    """Newcomers receive what `plan` gives them while generation `of` trains on: `moves`, kept current step by step.
+
+    generation numbers the join, and is formed by nobody. addresses: newcomer -> host:port of its listener. A later attempt
+    names other sources for what one that broke off was to give. Answered by JoinerAt or JoinFailed.
+    """
+
+    generation: Generation
+    of: Generation
+    plan: Plan
+    moves: tuple[Move, ...]
+    addresses: Mapping[Device, str]
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAfter:
+    """Every rank of the generation stops between two steps, all after the same one, and reports."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndJoin:
+    """Training has stopped: newcomers report what they have of its last step, at once or nearly."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KillRank:
-    """SIGKILL the rank on a device, to try it."""
+    """SIGKILL the rank on a device. why: what its end is explained with; dump: read its stack first."""
 
     device: Device
+    why: str = "killed by request"
+    dump: bool = False
+    pid: int = 0
+    """The process that is meant; 0 means whichever is there."""
+    mark: str = ""
+    """Of the sight that was judged: who has moved on since is spared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAround:
+    """Say at once what every rank is doing; answered by RanksSeen with the same number."""
+
+    generation: Generation
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +183,18 @@ class Together:
 
 
 HostRequest: TypeAlias = (
-    OpenHost | PrepareSeats | FormGeneration | CloseGeneration | KillRank | InjectFault | SelfTest | CloseHost
+    OpenHost
+    | PrepareSeats
+    | FormGeneration
+    | CloseGeneration
+    | BeginJoin
+    | StopAfter
+    | EndJoin
+    | KillRank
+    | LookAround
+    | InjectFault
+    | SelfTest
+    | CloseHost
 )
 HostMessage: TypeAlias = HostRequest | Together
 
@@ -178,6 +239,28 @@ class RankExited:
     user_error: bool = False
     """True where the training program itself raised or exited, which another attempt would repeat."""
     seconds_ago: float = 0.0
+    stack: tuple[str, ...] = ()
+    """Where it was when it was killed, where its stack was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksStalled:
+    """A rank shows no progress beyond what this generation has taught its host to expect; said once per stall, and again
+    after twice the time. sights: of every rank of this host."""
+
+    generation: Generation
+    sights: tuple[RankSight, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksSeen:
+    """looked_s_ago: since this host's watch last looked; a watch that does not run finds no hang."""
+
+    generation: Generation
+    number: int
+    sights: tuple[RankSight, ...]
+    looked_s_ago: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +295,26 @@ class RankFinished:
     device: Device
     generation: Generation
     step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinerAt:
+    """A newcomer has everything and is not behind training any more."""
+
+    device: Device
+    generation: Generation
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinFailed:
+    """A source gives a newcomer nothing any more."""
+
+    device: Device
+    generation: Generation
+    source: Device
+    attempt: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,9 +356,13 @@ HostEvent: TypeAlias = (
     | StepsPassed
     | ShardSaved
     | RankFinished
+    | JoinerAt
+    | JoinFailed
     | FaultCarriedOut
     | SelfTested
     | HostFailed
+    | RanksStalled
+    | RanksSeen
 )
 
 

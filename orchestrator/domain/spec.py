@@ -71,6 +71,8 @@ class CheckpointSpec:
 class RecoverySpec:
     mirrors: int = 1
     """Second holders of every owned interval: 0 or 1."""
+    spares: int = 0
+    """Idle nodes on which hosts are kept warm, their ranks forked and built, to take a lost node's place."""
     compare_every: int = 10
     """Steps between comparisons of owners with mirrors; 0 leaves those before each checkpoint. None without mirrors."""
     verify: Verify = "off"
@@ -78,6 +80,8 @@ class RecoverySpec:
     backend: Backend = "links"
     leave_s: float = 0.5
     """A rank that has not left a closed generation after this long is killed."""
+    copy_mb_s: float = 0.0
+    """How fast a newcomer is sent its state while training goes on, in MB/s a connection; 0: as fast as the link is."""
     max_isolation_s: float = 600.0
     """A host that hears from no supervisor for this long kills its ranks; 0 means never."""
     max_attempts: int = 8

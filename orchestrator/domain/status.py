@@ -19,6 +19,7 @@ from .job import (
     Cancelled,
     Cause,
     Failed,
+    JobRecord,
     JobState,
     JobStatus,
     Probing,
@@ -54,6 +55,12 @@ def status_of(state: JobState) -> JobStatus:
             return JobStatus.CANCELLED
         case _:
             assert_never(state)
+
+
+def contact_of(record: JobRecord) -> str:
+    """Which hosts of a running job are silent, in one sentence; empty where all answer."""
+    silent = record.unreachable & frozenset(record.state.plan.nodes) if isinstance(record.state, Running) else frozenset()
+    return f"contact with {', '.join(sorted(silent))} is lost; training goes on while steps commit" if silent else ""
 
 
 def reason_of(state: JobState) -> str:

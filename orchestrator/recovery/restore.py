@@ -44,14 +44,15 @@ def choose_restore(
         for device, generation in settlement.holders
         if device in usable and generation in layouts
     }
-    found = transfers(sources, layout(target, profile, mirrors=mirrors))
-    if not found.missing and sources:
+    arrived = {device: intervals for device, intervals in settlement.arrived if device in usable}
+    found = transfers(sources, layout(target, profile, mirrors=mirrors), arrived)
+    if not found.missing and (sources or arrived):
         moves = tuple(move for move in found.moves if move.source != move.target)
         return RestorePlan(
             restore=FromMemory(step=settlement.step, answer=settlement.answer, moves=moves),
             step=settlement.step,
             moved_elements=sum(len(move.interval) for move in moves),
-            reason=f"{len(sources)} living ranks that hold every interval of step {settlement.step}",
+            reason=f"{len({*sources, *arrived})} living ranks that hold every interval of step {settlement.step}",
             answer=settlement.answer,
         )
     lost = sum(len(interval) for interval in found.missing)

@@ -27,7 +27,14 @@ def settle(
         for device, report in sorted(reports.items())
         if report.held is not None and _can_reach(report, step, answer) and not is_distrusted
     )
-    return Settlement(generation=generation, step=step, answer=answer, holders=holders, is_distrusted=is_distrusted)
+    arrived = tuple(
+        (device, report.arrived.intervals)
+        for device, report in sorted(reports.items())
+        if report.arrived is not None and report.arrived.step == step and not is_distrusted
+    )
+    return Settlement(
+        generation=generation, step=step, answer=answer, holders=holders, is_distrusted=is_distrusted, arrived=arrived
+    )
 
 
 def _is_of(report: RankReport, generation: Generation) -> bool:

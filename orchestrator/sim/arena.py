@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.generation import Answer, Disagrees, NotFinite
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
-from orchestrator.domain.layout import layout, partners
+from orchestrator.domain.layout import Move, layout, partners
 from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, RankFinished
 from orchestrator.domain.spec import JobSpec
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .world import World
 
 FORM_TIMEOUT_S = 10.0
+MEND_S = 0.05
 COMPUTE_S = (0.08, 0.12)
 BLINK_S = (0.0005, 0.02)
 NOTICED = 0.8
@@ -45,7 +46,17 @@ class Arena:
         self.kills_voter = False
         """The first to see the next vote pass dies of it."""
         self.has_started = False
+        self.stage = 0
+        """Exchanges begun so far."""
+        self.done: set[Device] = set()
+        """Who has sent its part of this one."""
         self.passed = Step(0)
+        self.stopping = False
+        """A rank that was asked to stop has said so in the vote."""
+        self.at = self.step
+        """Applied by every rank."""
+        self.followers: dict[Device, Callable[[Step], None]] = {}
+        """Newcomers who are sent what it takes to apply a step."""
         self.layout = layout(form.plan, profile(), mirrors=spec.recovery.mirrors)
         self.mirrored = {m: owner for owner, m in partners(form.plan).items()} if spec.recovery.mirrors else {}
         """Mirror -> whose intervals it has too."""
@@ -103,18 +114,30 @@ class Arena:
     def _each(self, within_s: tuple[float, float], do: Callable[[SimRank], None], then: Callable[[], None]) -> None:
         """Every rank does it at its own instant; `then` follows once all have."""
         done: set[Device] = set()
+        self.stage, self.done = self.stage + 1, done
+
+        def pass_on() -> None:
+            """Once every message has arrived, which over a link that is cut none does."""
+            if self.is_broken:
+                return
+            if self.cut_pair() is not None:
+                self.world.clock.after(MEND_S, pass_on)
+            else:
+                then()
 
         def one(rank: SimRank) -> None:
             if rank.arena is not self or (self.is_broken and self.world.rng.random() < LOST_IN_THE_MIDDLE):
                 return
             do(rank)
             done.add(rank.device)
-            if len(done) == len(self.members) and not self.is_broken:
-                then()
+            if len(done) == len(self.members):
+                pass_on()
 
-        for device in self.members:
-            rank = self.here[device]
+        for rank in [self.here[device] for device in self.members if device in self.here]:
             rank.soon(*within_s, lambda rank=rank: one(rank))  # type: ignore[misc]
+
+    def cut_pair(self) -> tuple[Device, Device] | None:
+        return next((pair for pair in sorted(self.world.cut_links) if set(pair) <= set(self.members)), None)
 
     # --- restoring --------------------------------------------------------------------------------------------------------
 
@@ -130,8 +153,37 @@ class Arena:
             self._sources = {device: memory for device, rank in self.here.items() if (memory := rank.memory)}
         if not isinstance(restore, FromSeed) and self.step:
             self._check_answer(restore)
-        compares = isinstance(restore, FromMemory) and self._saves(self.step) and bool(self.mirrored)
-        self._each(BLINK_S, self._restored, self._compare if compares else self._compute_next)
+        self._each(BLINK_S, self._receive_some, self._receive_rest)
+
+    def _receive_some(self, rank: SimRank) -> None:
+        """A transfer that is cut short has brought some of it."""
+        for move in self._moves_to(rank):
+            if self.world.rng.random() < 0.5:
+                rank.arrived.append(move.interval)
+
+    def _receive_rest(self) -> None:
+        self._kill_donor()
+
+        def receive(rank: SimRank) -> None:
+            rank.arrived.extend(move.interval for move in self._moves_to(rank))
+
+        compares = isinstance(self.form.restore, FromMemory) and self._saves(self.step) and bool(self.mirrored)
+        then = self._compare if compares else self._compute_next
+        self._each(BLINK_S, receive, lambda: self._each(BLINK_S, self._restored, then))
+
+    def _kill_donor(self) -> None:
+        restore = self.form.restore
+        moves = restore.moves if isinstance(restore, FromMemory) else ()
+        donors = sorted({m.source for m in moves if m.source != m.target and m.source in self.here})
+        if donors and self.job in self.world.doomed_donors:
+            self.world.doomed_donors.discard(self.job)
+            rank = self.here[self.world.rng.choice(donors)]
+            self.world.note(f"* {self.job} on {rank.device} dies while it gives what it holds")
+            rank.host.kill(rank)
+
+    def _moves_to(self, rank: SimRank) -> list[Move]:
+        restore = self.form.restore
+        return [m for m in restore.moves if m.target == rank.device] if isinstance(restore, FromMemory) else []
 
     def _check_answer(self, restore: FromMemory | FromCheckpoint) -> None:
         """An exact job goes on with the scale that an undisturbed run would have."""
@@ -141,15 +193,14 @@ class Arena:
 
     def _check_moves(self, restore: FromMemory) -> None:
         for device in self.form.plan.devices:
-            memory = self.here[device].memory
-            kept = memory.intervals if memory is not None and memory.step == restore.step else ()
+            kept = self.here[device].whole_at(restore.step)
             moved = [move.interval for move in restore.moves if move.target == device]
             check_filled(f"{device} in generation {self.generation}", self.layout.held(device), kept, moved)
         for move in restore.moves:
             source = self.here.get(move.source)
-            memory = source.memory if source else None
-            if memory is None or memory.step != restore.step or not memory.covers(move.interval):
-                raise Violation(f"{move} of generation {self.generation} at step {restore.step}: the source holds {memory}")
+            if source is None or not source.covers(move.interval, restore.step):
+                held = source.memory if source else None
+                raise Violation(f"{move} of generation {self.generation} at step {restore.step}: the source holds {held}")
 
     def _restored(self, rank: SimRank) -> None:
         if rank.device in self.form.donors:
@@ -173,12 +224,16 @@ class Arena:
         if not isinstance(restore, FromMemory):
             return frozenset()
         moves = [move for move in restore.moves if move.target == device]
-        moved = {flip for move in moves for flip in self._sources[move.source].wrong if flip.is_in((move.interval,))}
+        moved = {flip for move in moves for flip in self._wrong_at(move.source) if flip.is_in((move.interval,))}
         own = self._sources.get(device)
         if own is not None and own.step == restore.step:
             arrived, held = [move.interval for move in moves], self.layout.held(device)
             moved |= {flip for flip in own.wrong if flip.is_in(held) and not flip.is_in(arrived)}
         return frozenset(moved)
+
+    def _wrong_at(self, source: Device) -> frozenset[Flip]:
+        """What had arrived somewhere without being held yet counts as right."""
+        return self._sources[source].wrong if source in self._sources else frozenset()
 
     # --- training ---------------------------------------------------------------------------------------------------------
 
@@ -199,6 +254,7 @@ class Arena:
 
         def vote(rank: SimRank) -> None:
             rank.voted = step
+            self.stopping = self.stopping or rank.stop_after >= self.generation
             rank.reaches("in_vote")
 
     def _pass(self, step: Step) -> None:
@@ -229,7 +285,22 @@ class Arena:
                 self._finish(rank)
 
         compares = bool(self.mirrored) and (self._saves(step) or self._is_every(step))
-        self._each(BLINK_S, see, self._compare if compares else self._compute_next)
+        self._each(BLINK_S, see, self._compare if compares else self._applied)
+
+    def _applied(self) -> None:
+        """By everybody; newcomers are sent what they need to do the same. Here training stops if anybody was asked to."""
+        self.at = Step(max(rank.memory.step for rank in self.here.values() if rank.memory))
+        for _, follow in sorted(self.followers.items()):
+            follow(self.at)
+        if not self.stopping or self.at == self.spec.train.steps:
+            self._compute_next()
+            return
+
+        def stop(rank: SimRank) -> None:
+            del self.here[rank.device]
+            rank.stopped()
+
+        self._each(BLINK_S, stop, lambda: None)
 
     def _compare(self) -> None:
         """Each mirror has its owner's hash of this step, taken when the owner had updated."""
@@ -250,7 +321,7 @@ class Arena:
             rank.agreed = self.generation, memory.step, self._hashes[rank.device]
             self._save_if_due(rank)
 
-        self._each(BLINK_S, check, self._compute_next)
+        self._each(BLINK_S, check, self._applied)
 
     def _check_gradient(self, rank: SimRank) -> None:
         """One micro-batch is computed by two pipelines; the second one's rank sees that the gradients differ."""

@@ -11,7 +11,8 @@ from orchestrator.domain.events import StepRecord
 from orchestrator.domain.faults import Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, Step
 from orchestrator.domain.job import TERMINAL, JobRecord, Reforming, Running, Starting
-from orchestrator.domain.profile import Interval
+from orchestrator.domain.layout import partners
+from orchestrator.domain.profile import Interval, joined
 from orchestrator.ports import Commit
 
 from .memory import Violation, uncovered
@@ -59,13 +60,15 @@ class Checker:
             if counted:
                 self.rolled_back[job] += counted
                 self._check_rollback(record)
-            self._check_settlement(record)
             steps = [one for one in commit.steps if one.job == job]
             self._check_steps(record, old.committed if old else Step(0), steps, counted)
+            # After the steps: one commit may record some, settle them and close the generation that followed.
+            self._check_settlement(record)
             if len(record.outbox) > MAX_OUTBOX:
                 raise Violation(f"{len(record.outbox)} effects of {job} are outstanding")
             if isinstance(record.state, TERMINAL) and record.outbox:
                 raise Violation(f"{job} is over and {len(record.outbox)} effects are outstanding")
+            self._check_risk(record)
         records = {**before, **commit.jobs}
         self._check_devices(records)
         self._check_quarantine(records)
@@ -119,17 +122,31 @@ class Checker:
                     continue
                 if memory and (memory.step == step or (memory.step == step - 1 and rank.voted == step)):
                     held.extend(memory.intervals)
+                if rank.arrived_at == step:
+                    held.extend(rank.arrived)
         whole = [Interval(line.name, 0, line.numel) for line in profile().lines]
-        if held and not uncovered(whole, _joined(held)):
+        if held and not uncovered(whole, joined(held)):
             raise Violation(f"{record.id} is rolled back from step {step}, which living ranks hold whole")
+
+    def _check_risk(self, record: JobRecord) -> None:
+        """A job that trains with an owner and its mirror on one node says so."""
+        state = record.state
+        if not isinstance(state, Running) or not record.spec.recovery.mirrors:
+            return
+        apart = all(owner.node != mirror.node for owner, mirror in partners(state.plan).items())
+        if (apart and state.plan.world_size > 1) == bool(record.at_risk):
+            raise Violation(f"{record.id} trains on {state.plan.describe()} and says of its risk: {record.at_risk!r}")
 
     def _check_devices(self, records: Mapping[JobId, JobRecord]) -> None:
         taken: dict[Device, JobId] = {}
         for job, record in records.items():
             if isinstance(record.state, Running):
-                for device in record.state.plan.devices:
+                spares = [device for spare in record.spares.values() for device in spare.devices]
+                for device in (*record.state.plan.devices, *spares):
                     if taken.setdefault(device, job) != job:
-                        raise Violation(f"{device} trains {job} and {taken[device]} at once")
+                        raise Violation(f"{device} serves {job} and {taken[device]} at once")
+                if set(spares) & set(record.state.plan.devices):
+                    raise Violation(f"{job} has a spare that trains")
 
     def _check_quarantine(self, records: Mapping[JobId, JobRecord]) -> None:
         """Nobody trains, or is about to, on a device that is kept out."""
@@ -156,15 +173,3 @@ class Checker:
             counted = sum(incident.rolled_back for incident in record.incidents)
             if counted != self.rolled_back[job] and len(record.incidents) < 100:
                 raise Violation(f"{job} shows {counted} steps rolled back where {self.rolled_back[job]} were")
-
-
-def _joined(intervals: list[Interval]) -> list[Interval]:
-    """Touching intervals made one."""
-    joined: list[Interval] = []
-    for interval in sorted(intervals):
-        last = joined[-1] if joined else None
-        if last and last.line == interval.line and interval.start <= last.stop:
-            joined[-1] = Interval(last.line, last.start, max(last.stop, interval.stop))
-        else:
-            joined.append(interval)
-    return joined

@@ -15,8 +15,10 @@ from orchestrator.domain.faults import FaultKind
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.protocol import (
+    BeginJoin,
     CloseGeneration,
     CloseHost,
+    EndJoin,
     Envelope,
     FaultCarriedOut,
     FormGeneration,
@@ -26,6 +28,7 @@ from orchestrator.domain.protocol import (
     HostRequest,
     InjectFault,
     KillRank,
+    LookAround,
     OpenHost,
     PrepareSeats,
     RankExited,
@@ -34,8 +37,10 @@ from orchestrator.domain.protocol import (
     SelfTested,
     ShardSaved,
     StepsPassed,
+    StopAfter,
 )
 
+from .lookout import SimLookout
 from .memory import Violation
 from .rank import SimRank
 
@@ -76,12 +81,18 @@ class SimHost:
         self._closed = Generation(0)
         self._formed = Generation(0)
         self._heard_at = self._moved_at = world.clock.now
+        self.lookout = SimLookout(self, self._say)
         self._when_thawed: list[Callable[[], None]] = []
         world.clock.after(WATCH_S, self._watch)
 
     @property
     def is_reachable(self) -> bool:
         return not (self.frozen or self.cut or self.is_gone)
+
+    @property
+    def at_work(self) -> Generation:
+        """The one its ranks were told to form and not yet to leave; 0 where there is none."""
+        return self._formed if self._formed > self._closed else Generation(0)
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
 
@@ -100,9 +111,20 @@ class SimHost:
                 self._form(request)
             case CloseGeneration(generation=generation):
                 self._close_generation(generation)
-            case KillRank(device=device):
-                if device in self.ranks:
-                    self.kill(self.ranks[device])
+            case BeginJoin():
+                for device in sorted({move.target for move in request.moves} & set(self.ranks)):
+                    rank = self.ranks[device]
+                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.join(request))  # type: ignore[misc]
+            case StopAfter(generation=generation):
+                for _, rank in sorted(self.ranks.items()):
+                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_stop(generation))  # type: ignore[misc]
+            case EndJoin(generation=generation):
+                for _, rank in sorted(self.ranks.items()):
+                    rank.soon(0.001, 0.25, lambda rank=rank: rank.end_join(generation))  # type: ignore[misc]
+            case KillRank():
+                self._kill(request)
+            case LookAround():
+                self._say(self.lookout.answer(request))
             case SelfTest(device=device):
                 passed = self.world.rng.random() > BROKEN
                 answer = SelfTested(device=device, passed=passed, message="as good as new" if passed else "wrong answers")
@@ -197,6 +219,16 @@ class SimHost:
         rank.soon(0.0005, 0.005, lambda: rank.close(generation))
         leave_s = self._order.spec.recovery.leave_s
         self._soon(leave_s, leave_s, lambda: self.kill(rank) if rank.reported < generation else None)
+
+    def _kill(self, request: KillRank) -> None:
+        rank = self.ranks.get(request.device)
+        if rank is None or request.pid not in (0, rank.pid):
+            return
+        if request.mark and request.mark != self.lookout.sight(rank).mark:
+            return
+        if request.dump and not self.lookout.is_strange(rank):
+            raise Violation(f"{rank.device} does what it should and is {request.why}")
+        self.kill(rank)
 
     def _inject(self, request: InjectFault) -> None:
         fault = request.fault

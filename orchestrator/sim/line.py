@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from orchestrator.domain.errors import StaleTerm
-from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostLost, HostSaid, Input
+from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostHeard, HostLost, HostSaid, Input
 from orchestrator.domain.ids import EffectId, JobId, NodeId
 from orchestrator.domain.protocol import CloseHost, HostRequest, OpenHost, StepsPassed
 
@@ -134,6 +134,8 @@ class SimLine:
                 self._told_silent = True
                 self._tell(HostLost(job=self.job, node=self.node, contact=Contact.UNREACHABLE, message="silent"))
         else:
+            if self._told_silent:
+                self._tell(HostHeard(job=self.job, node=self.node), urgent=False)
             self._silent_since, self._told_silent = None, False
             self._wake()
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.generation import Answer, Disagrees, Finding, RankReport
+from orchestrator.domain.generation import Answer, Arrived, Disagrees, Finding, RankReport
 from orchestrator.domain.ids import Device, Generation, Rank, Step
-from orchestrator.domain.protocol import FormGeneration, FromMemory, RankReady, RankReported, Restore
+from orchestrator.domain.profile import Interval, joined
+from orchestrator.domain.protocol import BeginJoin, FormGeneration, FromMemory, RankReady, RankReported, Restore
 
-from .memory import Flip, Memory, Violation
+from .memory import Flip, Memory, Violation, uncovered
+from .newcomer import Newcomer
 
 if TYPE_CHECKING:
     from .arena import Arena
@@ -33,7 +35,16 @@ class SimRank:
         self.born = born
         self.alive = True
         self.frozen = False
+        self.hung = False
+        """Its training thread never does anything again."""
+        self.strange_at = float("-inf")
+        """When it was last seen frozen or hung."""
         self.memory: Memory | None = None
+        self.arrived: list[Interval] = []
+        """What a transfer has brought that is not over, all of it at `arrived_at`."""
+        self.arrived_at = Step(0)
+        self.newcomer: Newcomer | None = None
+        self.stop_after = Generation(0)
         self.arena: Arena | None = None
         self.session_of = Generation(0)
         self.closed = Generation(0)
@@ -55,6 +66,8 @@ class SimRank:
         """Do it in a while, if this process lives then; a frozen one does it when it thaws."""
 
         def now() -> None:
+            if self.hung:
+                return
             if self.alive and self.frozen:
                 self._when_thawed.append(now)
             elif self.alive:
@@ -64,6 +77,7 @@ class SimRank:
 
     def thaw(self) -> None:
         self.frozen = False
+        self.strange_at = self.host.world.clock.now
         waiting, self._when_thawed = self._when_thawed, []
         for do in waiting:
             do()
@@ -87,6 +101,9 @@ class SimRank:
             return
         if self.arena is not None:
             self.arena.left(self)
+        if self.newcomer is not None:  # what a copy that was not ended had brought is dropped with it
+            self.newcomer = None
+            self.arrived.clear()
         self.session_of = form.generation
         self.reported = max(self.reported, Generation(form.generation - 1))
         self.finished = False
@@ -103,6 +120,30 @@ class SimRank:
         if self.reported < generation:
             self.soon(0.001, 0.01, lambda: self._report(generation, None, "closed while it waited"))
 
+    def join(self, begin: BeginJoin) -> None:
+        if self.newcomer is not None and self.newcomer.generation == begin.generation:
+            self.newcomer.expect(begin)
+            return
+        arena = self.host.world.arenas.get((self.host.job, begin.of))
+        if arena is not None and begin.generation > max(self.closed, self.session_of):
+            self.newcomer = Newcomer(self, arena, begin)
+
+    def end_join(self, generation: Generation) -> None:
+        newcomer = self.newcomer
+        if newcomer is not None and newcomer.generation == generation:
+            self.newcomer = None
+            self._report(newcomer.of, None, "training stopped for this newcomer")
+
+    def ask_to_stop(self, generation: Generation) -> None:
+        self.stop_after = max(self.stop_after, generation)
+
+    def stopped(self) -> None:
+        """Between two steps, as asked: its connections stay open."""
+        arena = self.arena
+        assert arena is not None
+        self.arena = None
+        self.soon(0.001, 0.015, lambda: self._report(arena.generation, None, "asked to stop", stopped=True))
+
     def leave(self, lost_peer: Rank | None, cause: str, found: Finding | None = None) -> None:
         """Stop where it is and report."""
         arena = self.arena
@@ -113,7 +154,7 @@ class SimRank:
         self.arena = None
         self.soon(0.001, 0.015, lambda: self._report(arena.generation, lost_peer, cause))
 
-    def _report(self, generation: Generation, lost_peer: Rank | None, cause: str) -> None:
+    def _report(self, generation: Generation, lost_peer: Rank | None, cause: str, *, stopped: bool = False) -> None:
         if self.reported >= generation or not self.reaches("before_report"):
             return
         self.reported = generation
@@ -129,6 +170,8 @@ class SimRank:
             held=self.memory.held if self.memory and not self.has_changed else None,
             lost_peer=lost_peer,
             cause=cause,
+            arrived=Arrived(step=self.arrived_at, intervals=joined(self.arrived)) if self.arrived else None,
+            stopped=stopped,
             found=self._found_in(generation) or changed,
             stuck=self.stuck,
         )
@@ -164,14 +207,28 @@ class SimRank:
         """Accept what was recorded as committed."""
         if not isinstance(restore, FromMemory):
             self.memory, self.answer, self.voted = None, None, Step(0)
+            self.arrived.clear()
             return
+        if self.arrived_at != restore.step:
+            self.arrived.clear()
+        self.arrived_at = restore.step
         held, answer = self.memory, restore.answer
         if held and answer and held.step == restore.step - 1 and self.voted == restore.step == answer.step:
             held.step = restore.step
         self.answer = answer
 
+    def whole_at(self, step: Step) -> tuple[Interval, ...]:
+        """What of its memory is whole at a step."""
+        held = self.memory.intervals if self.memory is not None and self.memory.step == step else ()
+        return joined((*held, *(self.arrived if self.arrived_at == step else ())))
+
+    def covers(self, interval: Interval, step: Step) -> bool:
+        """Whether it can be the source of an interval at a step."""
+        return not uncovered((interval,), self.whole_at(step))
+
     def restored(self, memory: Memory) -> None:
         self.memory = memory
+        self.arrived.clear()
         self.voted = memory.step
         self.host.rank_says(self, RankReady(device=self.device, generation=memory.generation, phases={"form": 0.01}))
 

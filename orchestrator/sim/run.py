@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from orchestrator.domain.job import Cancelled, Failed, JobRecord, Succeeded
+from orchestrator.domain.rungs import Rung
 
 from .memory import Violation
-from .scenario import one_failure, scenario
+from .scenario import Scenario, one_failure, scenario
 from .trouble import Troublemaker
 from .world import World
 
@@ -35,6 +36,8 @@ class Outcome:
     votes: int = 0
     generations: int = 0
     rolled_back: int = 0
+    rungs: tuple[Rung, ...] = ()
+    """Ways out that were taken, one per incident."""
     points: int = 0
     """Commits and effects of its recoveries."""
     dies_at: int = 0
@@ -42,7 +45,11 @@ class Outcome:
 
 
 def run(seed: int, *, steps: int | None = None, trace: bool = False) -> Outcome:
-    return _run(World(scenario(seed, steps), trace=trace))
+    return play(scenario(seed, steps), trace=trace)
+
+
+def play(scene: Scenario, *, trace: bool = False) -> Outcome:
+    return _run(World(scene, trace=trace))
 
 
 def run_failover(seed: int, dies_at: int = 0, *, trace: bool = False) -> Outcome:
@@ -67,6 +74,7 @@ def _run(world: World) -> Outcome:
         virtual_s=world.clock.now,
         votes=world.checker.votes,
         generations=sum(record.generation for record in world.records().values()),
+        rungs=tuple(one.rung for record in world.records().values() for one in record.incidents if one.rung),
         rolled_back=sum(world.checker.rolled_back.values()),
         points=world.points,
         trace=tuple(world.lines),

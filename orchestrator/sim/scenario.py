@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
 
@@ -17,6 +17,8 @@ class Trouble(StrEnum):
     KILL_RANK = "kill_rank"
     KILL_VOTER = "kill_voter"
     """The first rank to see a vote pass, in that instant."""
+    KILL_DONOR = "kill_donor"
+    """One that gives state away, in the middle of the job's next transfer."""
     RAISE = "raise"
     """The program of a rank raises, once."""
     KILL_NODE = "kill_node"
@@ -25,6 +27,9 @@ class Trouble(StrEnum):
     FREEZE_RANK = "freeze_rank"
     FREEZE_HOST = "freeze_host"
     FREEZE_NODE = "freeze_node"
+    HANG_RANK = "hang_rank"
+    CUT_LINK = "cut_link"
+    FALSE_ALARM = "false_alarm"
     CUT_HOST = "cut_host"
     CUT_ALL = "cut_all"
     CRASH_SUPERVISOR = "crash_supervisor"
@@ -56,6 +61,8 @@ class Scenario:
     between_s: float
     trouble_until_s: float
     gentle: bool
+    racks: int = 0
+    """Nodes are dealt out to this many; 0: they have no labels."""
     failures: int | None = None
     """No more than so many troubles."""
     broken: Mapping[str, int] = field(default_factory=dict)
@@ -69,7 +76,7 @@ def one_failure(seed: int) -> Scenario:
     return Scenario(
         seed=seed,
         nodes=nodes,
-        jobs=(_job(rng, 0, sum(nodes), 12),),
+        jobs=(_job(rng, 0, sum(nodes), 24),),
         troubles=(rng.choice((Trouble.KILL_RANK, Trouble.KILL_VOTER, Trouble.KILL_NODE, Trouble.KILL_HOST)),),
         between_s=0.3,
         trouble_until_s=60.0,
@@ -80,10 +87,18 @@ def one_failure(seed: int) -> Scenario:
 
 def scenario(seed: int, steps: int | None = None) -> Scenario:
     rng = Random(f"scenario {seed}")
+    more = Random(f"racks and spares {seed}")
     gentle = rng.random() < 0.3
     nodes = tuple(rng.choice((1, 2, 2, 2, 4)) for _ in range(rng.randint(2, 5)))
     jobs = tuple(_job(rng, number, sum(nodes), steps) for number in range(rng.choice((1, 1, 1, 2))))
-    harm: tuple[Trouble, ...] = (Trouble.KILL_RANK, Trouble.KILL_VOTER, Trouble.KILL_NODE, Trouble.KILL_HOST)
+    jobs = tuple(replace(job, recovery=replace(job.recovery, spares=more.choice((0, 1, 1, 2)))) for job in jobs)
+    harm: tuple[Trouble, ...] = (
+        Trouble.KILL_RANK,
+        Trouble.KILL_VOTER,
+        Trouble.KILL_NODE,
+        Trouble.KILL_HOST,
+        Trouble.HANG_RANK,
+    )
     anything = [trouble for trouble in Trouble if trouble is not Trouble.CANCEL or rng.random() < 0.1]
     # A subset per seed: some weaknesses only show when other troubles do not get in their way.
     if gentle and rng.random() < 0.5:
@@ -92,6 +107,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     return Scenario(
         seed=seed,
         nodes=nodes,
+        racks=more.choice((0, 1, 2, 3)),
         jobs=jobs,
         troubles=troubles,
         between_s=rng.choice((0.3, 1.0, 3.0)),

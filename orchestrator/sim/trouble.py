@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from orchestrator.domain.faults import FaultKind, FaultRequested
+from orchestrator.domain.ids import JobId, Step
 from orchestrator.domain.job import TERMINAL, Running
 from orchestrator.domain.layout import partners
 
@@ -38,6 +39,8 @@ class Troublemaker:
         self._rng = world.rng
         self._nodes = tuple(world.size)
         self.is_quiet = False
+        self._has_raised = False
+        self._hung: set[tuple[JobId, Step]] = set()
         self._brought = 0
         self.may_roll_back = not world.scenario.gentle
         self._again()
@@ -66,13 +69,19 @@ class Troublemaker:
             case Trouble.KILL_RANK:
                 self._to_a_rank(trouble, lambda rank: rank.host.kill(rank))
             case Trouble.RAISE:
-                if not any(record.failures for record in world.records().values()):  # three in a row would end the job
+                # Twice in one step would end the job, and the record may not say yet that it has raised.
+                if not self._has_raised and not any(record.failures for record in world.records().values()):
+                    self._has_raised = True
                     self._to_a_rank(trouble, lambda rank: rank.host.kill(rank, "OddError: odd"))
             case Trouble.KILL_VOTER:
                 for arena in self._running_arenas():
                     arena.kills_voter = True
+            case Trouble.KILL_DONOR:
+                world.doomed_donors.update(world.records())
             case Trouble.KILL_NODE:
                 alive = [node for node in world.size if node not in world.dead]
+                if world.scenario.failures == 1:  # the only one must be one for the job
+                    alive = [node for node in alive if any(host.node == node and host.ranks for host in hosts)]
                 if len(alive) > 1:
                     world.kill_node(rng.choice(alive))
             case Trouble.KILL_HOST:
@@ -86,6 +95,12 @@ class Troublemaker:
                 self._to_a_host(trouble, hosts, self._freeze_host)
             case Trouble.FREEZE_NODE:
                 self._to_a_host(trouble, hosts, self._freeze_node)
+            case Trouble.HANG_RANK:
+                self._to_a_rank(trouble, self._hang)
+            case Trouble.CUT_LINK:
+                self._cut_a_link()
+            case Trouble.FALSE_ALARM:
+                self._to_a_host(trouble, hosts, lambda host: host.lookout.cry())
             case Trouble.CUT_HOST:
                 self._to_a_host(trouble, hosts, lambda host: self._cut(host, rng.choice((0.5, 5.0, 25.0, 100.0))))
             case Trouble.CUT_ALL:
@@ -148,6 +163,7 @@ class Troublemaker:
                 or record.committed <= arena.step
                 or arena.is_broken
                 or arena.kills_voter
+                or any(rank.hung for rank in arena.here.values())
             ):
                 return
             if (
@@ -246,6 +262,27 @@ class Troublemaker:
         for _, rank in sorted(host.ranks.items()):
             rank.frozen = True
             self._world.clock.after(seconds, rank.thaw)
+
+    def _hang(self, rank: SimRank) -> None:
+        """Once per step: a step that hangs again and again is a program's own fault, and ends the job."""
+        if rank.arena is None or rank.finished or rank.memory is None:
+            return
+        job, step = rank.host.job, rank.memory.step
+        # Ranks are never more than a step apart.
+        if not any((job, Step(step + apart)) in self._hung for apart in range(-2, 3)):
+            self._hung.add((job, step))
+            rank.hung = True
+
+    def _cut_a_link(self) -> None:
+        world, rng = self._world, self._rng
+        arenas = [world.arenas.get((job, record.generation)) for job, record in sorted(world.records().items())]
+        members = [arena.members for arena in arenas if arena is not None and len(arena.members) > 1]
+        if members:
+            a, b = sorted(rng.sample(rng.choice(members), 2))
+            seconds = rng.choice((0.5, 3.0, 20.0))
+            world.note(f"* nothing passes between {a} and {b} for {seconds} s")
+            world.cut_links.add((a, b))
+            world.clock.after(seconds, lambda: world.cut_links.discard((a, b)))
 
     def _cut(self, host: SimHost, seconds: float) -> None:
         host.cut = True

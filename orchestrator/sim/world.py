@@ -43,9 +43,13 @@ class World:
         self.checkpoints: dict[JobId, set[CheckpointRef]] = defaultdict(set)
         self.shards: set[tuple[JobId, Generation, Step, Device]] = set()
         self.arenas: dict[tuple[JobId, Generation], Arena] = {}
+        self.cut_links: set[tuple[Device, Device]] = set()
+        """Between these nothing arrives; a connection stays open."""
         self.size: dict[NodeId, int] = {}
         self.dead: dict[NodeId, float] = {}
         """Dead nodes, and when the cluster notices."""
+        self.doomed_donors: set[JobId] = set()
+        """Jobs whose next transfer costs a donor its life."""
         self._last_pid = 100
         self._last_flip = 0
         self.not_finite: set[tuple[JobId, Step]] = set()
@@ -86,12 +90,20 @@ class World:
 
     def nodes(self) -> tuple[Node, ...]:
         """As the cluster sees them: the dead ones are noticed late."""
+        silent = {node for (_, node), host in self.hosts.items() if host.cut and not host.is_gone}
+
+        def status(node: NodeId) -> NodeStatus:
+            if self.dead.get(node, self.clock.now + 1) <= self.clock.now:
+                return NodeStatus.LOST
+            return NodeStatus.UNREACHABLE if node in silent else NodeStatus.UP
+
         return tuple(
             Node(
                 id=node,
                 kind="cpu",
                 num_devices=devices,
-                status=NodeStatus.LOST if self.dead.get(node, self.clock.now + 1) <= self.clock.now else NodeStatus.UP,
+                labels={"rack": f"r{int(node[1:]) % self.scenario.racks}"} if self.scenario.racks else {},
+                status=status(node),
             )
             for node, devices in self.size.items()
         )

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.job import Closing, JobRecord, Probing, Queued, Reforming, Running, Starting, Stopping
+from orchestrator.domain.job import Closing, JobRecord, Join, Probing, Queued, Reforming, Running, Starting, Stopping
 
 PROBE_S = 120.0
 OPEN_S = 180.0
 """A host that starts: imports, data, warm-up; on a loaded machine this takes tens of seconds."""
 PREPARE_S = 30.0
+JOIN_S = 1800.0
+"""Newcomers receive their state meanwhile; a source or a link that stalls is noticed long before, by its ends."""
+STOP_AFTER_S = 10.0
+"""Beyond five steps, in which a generation stops by itself."""
 FORM_S = 60.0
 """Connecting, restoring and the first step's warm-up."""
 REPORT_MARGIN_S = 1.5
@@ -23,12 +27,19 @@ PATIENCE_S = 30.0
 RETRY_S = 10.0
 """Before a host is asked for again on a node where one ended or could not be started."""
 STOP_S = 20.0
+LOOK_S = 0.7
+"""For every host to say what its ranks do, once one of them says that a rank stands still."""
 ISOLATION_MARGIN_S = 60.0
 """Beyond max_isolation_s, after which hosts that nobody can reach have ended their ranks by themselves."""
 
 
 def deadlines(record: JobRecord) -> Mapping[str, float]:
     """key -> seconds the job may wait for it."""
+    looking = record.looking
+    return {**_of_state(record), **({f"look:{looking.generation}:{looking.number}": LOOK_S} if looking else {})}
+
+
+def _of_state(record: JobRecord) -> Mapping[str, float]:
     state = record.state
     match state:
         case Probing():
@@ -43,7 +54,11 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
             found = _retry(record, generation)
             if record.unreachable >= set(plan.nodes):
                 found.update(_isolated(record, generation))
-            if record.target is not None:
+            if any(not spare.is_ready or node in record.unreachable for node, spare in record.spares.items()):
+                found[f"spare:{generation}"] = OPEN_S
+            if record.join is not None:
+                found.update(_join(record, record.join))
+            elif record.target is not None:
                 found[f"grow:{generation}"] = OPEN_S
             return found
         case Reforming(closing=closing, forming=next_one):
@@ -65,6 +80,12 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
             return {"stop": STOP_S}
         case _:
             return {}
+
+
+def _join(record: JobRecord, join: Join) -> dict[str, float]:
+    if join.stopping:
+        return {f"join_stop:{join.generation}": STOP_AFTER_S + 5 * (record.typical_step_s or 0.0)}
+    return {f"join_copy:{join.generation}": JOIN_S} if join.begun else {f"join_prepare:{join.generation}": PREPARE_S}
 
 
 def has_left(closing: Closing, lost: frozenset[Device]) -> bool:

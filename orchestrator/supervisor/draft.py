@@ -20,13 +20,17 @@ MAX_INCIDENTS = 100
 """Kept in a record; older ones stay in the history stream."""
 
 
+MAX_WEIGHED = 4
+"""Incidents that keep every option that was weighed."""
+
+
 class Draft:
     """Mutable, and alive for one kernel step only.
 
-    now: wall clock, for people. free_for: devices of living nodes that no other job holds, this job's own included; asked
-    each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each living node.
-    kinds: of the devices of each node that is known.
-    root: the folder every node sees. ward: what is held against devices, of all jobs.
+    now: wall clock, for people. free_for: devices of reachable nodes that no other job holds, this job's own included;
+    asked each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each node that
+    is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
+    ward: what is held against devices, of all jobs.
     """
 
     def __init__(
@@ -106,6 +110,16 @@ class Draft:
             )
         )
 
+    def risk(self, why: str) -> None:
+        """Why one more failure could cost committed steps, "" where it could not; told when it changes."""
+        if why == self.record.at_risk:
+            return
+        self.set(at_risk=why)
+        if why:
+            self.say("at_risk", f"one more failure may cost committed steps: {why}")
+        else:
+            self.say("mirrored", "every interval has two holders apart again")
+
     # --- the incident under way -------------------------------------------------------------------------------------------
 
     @property
@@ -113,7 +127,11 @@ class Draft:
         return self.record.incidents[-1] if self.record.incidents else None
 
     def open_incident(self, incident: Incident) -> None:
-        self.set(incidents=(*self.record.incidents, incident)[-MAX_INCIDENTS:])
+        # What was weighed stays in the history; a record is written with every step.
+        earlier = self.record.incidents
+        slim = tuple(replace(one, options=()) if one.options else one for one in earlier[:-MAX_WEIGHED])
+        kept = slim + earlier[-MAX_WEIGHED:]
+        self.set(incidents=(*kept, incident)[-MAX_INCIDENTS:])
 
     def update_incident(self, *, phases: Mapping[str, float] | None = None, **changes: Any) -> None:
         last = self.incident
@@ -132,6 +150,7 @@ class Draft:
         self.set(
             warm=self.record.warm - {node},
             unreachable=self.record.unreachable - {node},
+            spares={spare: found for spare, found in self.record.spares.items() if spare != node},
             pids={device: pid for device, pid in self.record.pids.items() if device.node != node},
             listeners={device: at for device, at in self.record.listeners.items() if device.node != node},
             outbox={i: e for i, e in self.record.outbox.items() if not (isinstance(e, CallHost) and e.node == node)},
@@ -150,7 +169,11 @@ class Draft:
         return self.record.hosts - self.record.avoided
 
     def next_generation(self) -> Generation:
-        return Generation(self.record.generation + 1)
+        return Generation(max(self.record.generation, self.record.reserved) + 1)
+
+    @property
+    def spare_devices(self) -> frozenset[Device]:
+        return frozenset(device for spare in self.record.spares.values() for device in spare.devices)
 
     def warm_devices(self, usable: frozenset[Device]) -> frozenset[Device]:
         return frozenset(device for device in usable if device.node in self.record.warm)

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from orchestrator.domain.generation import Settlement
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
-from orchestrator.domain.job import Forming, Queued, Reforming, Running, Starting
+from orchestrator.domain.job import Forming, Incident, Queued, Reforming, Running, Starting
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FormGeneration, FromMemory, OpenHost, PrepareSeats, SeatsPrepared
+from orchestrator.domain.rungs import Rung
 from orchestrator.recovery.restore import RestorePlan, choose_restore, cold_restore
+from orchestrator.recovery.risk import risk
 
 from .draft import Draft
 
@@ -20,9 +22,18 @@ RANK_PHASES = ("form", "build", "transfer", "gather")
 def begin_forming(draft: Draft, plan: Plan) -> None:
     """Take `plan` as the next generation's: open the hosts it lacks, prepare seats where hosts are warm."""
     generation = draft.next_generation()
-    forming = Forming(generation=generation, plan=plan)
+    ready = {node for node, spare in draft.record.spares.items() if spare.is_ready and node in plan.nodes}
+    known = {device: at for device, at in draft.record.listeners.items() if device.node in ready}
+    forming = Forming(
+        generation=generation, plan=plan, addresses={device: known[device] for device in plan.devices if device in known}
+    )
     state = draft.state
-    draft.set(generation=generation, plans={**draft.record.plans, generation: plan}, target=None)
+    draft.set(
+        generation=generation,
+        plans={**draft.record.plans, generation: plan},
+        target=None,
+        spares={node: spare for node, spare in draft.record.spares.items() if node not in plan.nodes},
+    )
     if isinstance(state, Queued):
         draft.become(Starting(forming=forming))
     else:
@@ -32,8 +43,9 @@ def begin_forming(draft: Draft, plan: Plan) -> None:
     _note_exactness(draft, plan)
     for node in plan.nodes:
         open_host(draft, node)
-        if node in draft.record.warm:
+        if node in draft.record.warm and node not in ready:
             _prepare(draft, forming, node)
+    try_form(draft)
 
 
 def open_host(draft: Draft, node: NodeId) -> None:
@@ -92,10 +104,14 @@ def try_form(draft: Draft) -> None:
     """Send the form once every seat has an address and the generation before it is settled."""
     state = draft.state
     forming = current_forming(draft)
-    if forming is None or forming.formed or any(device not in forming.addresses for device in forming.plan.devices):
+    if forming is None or forming.formed:
         return
     settlement = state.closing.settlement if isinstance(state, Reforming) else None
-    if isinstance(state, Reforming) and settlement is None:
+    if isinstance(state, Reforming):
+        if settlement is None:
+            return
+        forming = replace(forming, addresses={**_waiting(draft, state, forming.plan), **forming.addresses})
+    if any(device not in forming.addresses for device in forming.plan.devices):
         return
     restore = _restore(draft, forming, settlement)
     donors: tuple[Device, ...] = ()
@@ -105,8 +121,10 @@ def try_form(draft: Draft) -> None:
     addresses = {**{donor: draft.record.listeners[donor] for donor in donors}, **forming.addresses}
     _set_forming(draft, replace(forming, addresses=addresses, formed=True))
     _note(draft, restore)
-    # Everybody who has a process is told, so that those without a seat let go of their memory and device.
-    for node in sorted({*forming.plan.nodes, *(device.node for device in draft.record.pids)}):
+    # Everybody who has a process is told, so that those without a seat let go of their memory and device; spares keep
+    # what they have.
+    told = {*forming.plan.nodes, *(device.node for device in draft.record.pids)} - set(draft.record.spares)
+    for node in sorted(told):
         draft.call(
             node,
             FormGeneration(
@@ -151,13 +169,24 @@ def now_running(draft: Draft) -> None:
         # What ranks do not account for themselves: the form's way to them and their answers' way back.
         inside = sum(incident.phases.get(name, 0.0) for name in RANK_PHASES)
         draft.update_incident(phases={"deliver": max(0.0, draft.now - incident.formed_at - inside)})
+    plans = {**_of_idle_donors(draft, forming.plan), forming.generation: forming.plan}
     draft.become(Running(generation=forming.generation, plan=forming.plan))
+    draft.risk(risk(forming.plan, mirrors=draft.record.spec.recovery.mirrors))
     draft.set(
-        plans={forming.generation: forming.plan},
+        plans=plans,
         started_at=draft.record.started_at or draft.now,
         last_step_at=None,
     )
     draft.say("running", f"generation {forming.generation} trains: {forming.plan.describe()}")
+
+
+def _of_idle_donors(draft: Draft, plan: Plan) -> dict[Generation, Plan]:
+    """Plans by which processes without a seat hold what they gave: until a step is committed it may be needed again."""
+    state = draft.state
+    settlement = state.closing.settlement if isinstance(state, Reforming) else None
+    holders = settlement.holders if settlement else ()
+    held = {g for device, g in holders if device in draft.record.pids and device not in plan.seat_of}
+    return {g: found for g, found in draft.record.plans.items() if g in held}
 
 
 def current_forming(draft: Draft) -> Forming | None:
@@ -172,6 +201,13 @@ def at_work(draft: Draft) -> tuple[Generation, Plan] | None:
         return state.generation, state.plan
     forming = current_forming(draft)
     return (forming.generation, forming.plan) if forming and forming.formed else None
+
+
+def _waiting(draft: Draft, state: Reforming, plan: Plan) -> dict[Device, str]:
+    """Where survivors listen: who has reported lives and waits, and need not be asked whether it does."""
+    here = draft.record.listeners
+    reported = set(state.closing.reports) - state.lost
+    return {device: here[device] for device in plan.devices if device in reported and device in here}
 
 
 def _set_forming(draft: Draft, forming: Forming) -> None:
@@ -228,6 +264,8 @@ def _note(draft: Draft, restore: RestorePlan) -> None:
     incident = draft.incident
     if isinstance(draft.state, Reforming) and incident:
         waited = max(0.0, draft.now - (incident.closed_at or draft.now))
+        if incident.rung is not None and (rung := _rung(incident, restore)) is not incident.rung:
+            draft.update_incident(rung=rung)
         draft.update_incident(
             phases={"prepare": waited},
             formed_at=draft.now,
@@ -242,3 +280,12 @@ def _note(draft: Draft, restore: RestorePlan) -> None:
         draft.set(committed=Step(restore.step), last_answer=restore.answer)
     if rolled_back:
         draft.say("rolled_back", f"{rolled_back} committed steps are run again: {restore.reason}", steps=rolled_back)
+
+
+def _rung(incident: Incident, restore: RestorePlan) -> Rung | None:
+    """What was taken in the end: only the reports say whether memory holds everything."""
+    if not isinstance(restore.restore, FromMemory):
+        return Rung.CHECKPOINT
+    if incident.rung is not Rung.CHECKPOINT:
+        return incident.rung
+    return next((option.place for option in incident.options if option.place), incident.rung)

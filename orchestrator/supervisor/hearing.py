@@ -15,10 +15,14 @@ from orchestrator.domain.protocol import (
     FaultCarriedOut,
     HostFailed,
     HostOpened,
+    JoinerAt,
+    JoinFailed,
     RankExited,
     RankFinished,
     RankReady,
     RankReported,
+    RanksSeen,
+    RanksStalled,
     SeatsPrepared,
     SelfTested,
     ShardSaved,
@@ -29,7 +33,17 @@ from .deadlines import deadlines
 from .draft import Draft
 from .faulting import fault_carried_out, fault_seen
 from .forming import host_opened, rank_ready, seats_prepared
+from .joining import (
+    give_up_joining,
+    join_failed,
+    joiner_at,
+    newcomer_lost,
+    newcomers_prepared,
+    stop_now,
+)
 from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
+from .sparing import give_up_slow_spares, spare_exited, spare_prepared
+from .stalling import conclude, host_silent, ranks_seen, ranks_stalled
 from .stopping import abandon_hosts, host_closed, stop
 from .testing import self_tested
 from .training import shard_saved, steps_passed
@@ -37,16 +51,16 @@ from .training import shard_saved, steps_passed
 
 def host_said(draft: Draft, said: HostSaid) -> None:
     node = said.node
-    if node in draft.record.unreachable:
-        draft.set(unreachable=draft.record.unreachable - {node})
-        draft.say("contact_restored", f"{node} answers again")
+    contact_restored(draft, node)
     if node not in draft.trusted_hosts:
         return  # it was given up
     match said.event:
         case HostOpened():
             host_opened(draft, node)
         case SeatsPrepared():
-            seats_prepared(draft, said.event)
+            if not spare_prepared(draft, node, said.event):
+                seats_prepared(draft, said.event)
+                newcomers_prepared(draft, said.event)
         case RankReported(report=report):
             rank_reported(draft, report)
         case RankExited():
@@ -57,8 +71,16 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             steps_passed(draft, said.event)
         case ShardSaved():
             shard_saved(draft, said.event)
+        case JoinerAt():
+            joiner_at(draft, said.event)
+        case JoinFailed():
+            join_failed(draft, said.event)
         case RankFinished():
             pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
+        case RanksStalled():
+            ranks_stalled(draft, node, said.event)
+        case RanksSeen():
+            ranks_seen(draft, node, said.event)
         case SelfTested():
             self_tested(draft, said.event)
         case FaultCarriedOut():
@@ -74,11 +96,22 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             assert_never(said.event)
 
 
+def contact_restored(draft: Draft, node: NodeId) -> None:
+    if node in draft.record.unreachable:
+        draft.set(unreachable=draft.record.unreachable - {node})
+        draft.say("contact_restored", f"{node} answers again")
+
+
 def _rank_exited(draft: Draft, exited: RankExited) -> None:
     if draft.record.pids.get(exited.device) != exited.pid:
         return  # an earlier process on that device
+    if spare_exited(draft, exited):
+        return
+    if exited.stack and draft.incident and exited.device in draft.incident.fault.devices:
+        draft.update_incident(stack=exited.stack)
     fault = exit_fault(exited, draft.now)
     rank_exited(draft, exited, fault)
+    newcomer_lost(draft, exited.device, exited.message or f"exit code {exited.exit_code}")
     fault_seen(draft, fault, fault.devices)
 
 
@@ -97,6 +130,7 @@ def host_unheard(draft: Draft, lost: HostLost) -> None:
         if lost.node not in draft.record.unreachable:
             draft.set(unreachable=draft.record.unreachable | {lost.node})
             draft.say("contact_lost", f"{lost.node} does not answer ({lost.message}); training goes on while steps commit")
+            host_silent(draft)
         return
     _host_seen_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), is_gone)
 
@@ -113,6 +147,8 @@ def deadline_passed(draft: Draft, key: str) -> None:
     match key.split(":")[0]:
         case "probe":
             stop(draft, Failed(at=draft.now, message="the program could not be described in time; see its imports"))
+        case "look":
+            conclude(draft)
         case "stop":
             abandon_hosts(draft)
         case "settle":
@@ -121,6 +157,14 @@ def deadline_passed(draft: Draft, key: str) -> None:
             give_up_waiting(draft)
         case "grow":
             _give_up_growing(draft)
+        case "spare":
+            give_up_slow_spares(draft)
+        case "join_prepare":
+            give_up_joining(draft, "newcomers did not become ready in time")
+        case "join_copy":
+            give_up_joining(draft, "newcomers did not catch up in time")
+        case "join_stop":
+            stop_now(draft)
         case "retry":
             draft.set(avoided=draft.record.avoided & draft.record.hosts)
         case "open" | "prepare":

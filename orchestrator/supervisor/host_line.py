@@ -13,7 +13,7 @@ from itertools import groupby
 import structlog
 
 from orchestrator.domain.errors import EverstepError, StaleTerm
-from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostLost, HostSaid, Input
+from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostHeard, HostLost, HostSaid, Input
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.protocol import CloseHost, HostMessage, HostRequest, OpenHost, StepsPassed, Together
 from orchestrator.ports import Cluster, HostGone, HostUnreachable
@@ -105,7 +105,8 @@ class HostLine:
 
     async def _poll_one(self) -> None:
         """Until the host has ended."""
-        after, silent, self._acked = 0, False, 0
+        after, is_heard, self._acked = 0, False, 0
+        is_silent = False
         while True:
             try:
                 envelopes = await self._cluster.poll(self._job, self._node, self._term, after, self._acked, POLL_S)
@@ -114,16 +115,18 @@ class HostLine:
                 self._lost(Contact.GONE, str(error))
                 return
             except HostUnreachable as error:
-                if not silent:
+                if not is_silent:
                     self._lost(Contact.UNREACHABLE, str(error))
-                silent = True
+                is_silent, is_heard = True, False
                 await asyncio.sleep(RETRY_S)
                 continue
             except StaleTerm:
                 log.warning("stale_term", node=self._node, term=self._term)
                 self._opened.clear()
                 return
-            silent = False
+            if not is_heard:
+                self._tell(HostHeard(job=self._job, node=self._node), urgent=False)
+            is_silent, is_heard = False, True
             for envelope in envelopes:
                 after = max(after, envelope.number)
                 said = HostSaid(job=self._job, node=self._node, event=envelope.event)

@@ -21,6 +21,7 @@ from orchestrator.domain.events import (
     EffectDone,
     HistoryEntry,
     HostClosed,
+    HostHeard,
     HostLost,
     HostSaid,
     Input,
@@ -50,7 +51,8 @@ from orchestrator.domain.quarantine import Quarantine
 
 from .draft import Draft
 from .faulting import inject, judge_faults
-from .hearing import deadline_passed, host_said, host_unheard
+from .hearing import contact_restored, deadline_passed, host_said, host_unheard
+from .sparing import want_spares
 from .stopping import host_closed, stop
 from .testing import attend
 from .training import (
@@ -116,7 +118,9 @@ class _Cycle:
                 commit_ready_checkpoints(draft)
                 finish_if_done(draft)
             if not draft.is_over and self.nodes is not None:
-                want_devices(draft, {node.id: node for node in self.nodes})
+                nodes = {node.id: node for node in self.nodes}
+                want_spares(draft, nodes)
+                want_devices(draft, nodes)
             judge_faults(draft)
         drafts = self.drafts.values()
         if self.nodes is not None:
@@ -180,6 +184,8 @@ class _Cycle:
                 checkpoint_failed(draft, at_step, message)
             case HostSaid():
                 host_said(draft, one)
+            case HostHeard(node=node):
+                contact_restored(draft, node)
             case HostLost():
                 host_unheard(draft, one)
             case HostClosed(node=node):
@@ -215,7 +221,7 @@ class _Cycle:
         return {node.id: node.kind for node in self.nodes or ()}
 
     def _num_devices(self) -> dict[NodeId, int]:
-        return {node.id: node.num_devices for node in self.nodes or () if node.status is NodeStatus.UP}
+        return {node.id: node.num_devices for node in self.nodes or () if node.status is not NodeStatus.LOST}
 
     def _free_for(self, job: JobId) -> frozenset[Device]:
         if self.nodes is None:  # what it holds is all that it is known to have
@@ -241,4 +247,6 @@ def _claimed(record: JobRecord) -> frozenset[Device]:
         claimed |= set(state.forming.plan.devices)
     if record.target:
         claimed |= set(record.target.devices)
+    for spare in record.spares.values():
+        claimed |= set(spare.devices)
     return frozenset(claimed)

@@ -10,13 +10,14 @@ from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Cause, Closing, Fault, Incident, Queued, Reforming, Running, Starting
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import CloseGeneration, CloseHost, KillRank, RankExited
+from orchestrator.domain.protocol import CloseGeneration, CloseHost, EndJoin, KillRank, RankExited
 from orchestrator.recovery.settle import settle
 
 from .charging import charge, recharge
 from .doubting import accuse, found_fault
 from .draft import Draft
 from .forming import at_work, begin_forming, current_forming, loses_steps, prepare_again, try_form
+from .laddering import climb
 from .training import record_step
 
 MAX_STUCK = 2
@@ -45,6 +46,8 @@ def begin_reform(
     again = isinstance(state, Reforming)
     # Devices lost earlier have new processes by now, which report like everybody else.
     said = {d: r for d, r in (reports or {}).items() if r.generation == generation}
+    newcomers = _newcomers(draft) if target is not None else frozenset()
+    members = members - _prepared(draft) | newcomers
     closing = Closing(generation=generation, awaited=members - lost - set(said), reports=said)
     reforming = Reforming(
         fault=fault,
@@ -57,7 +60,7 @@ def begin_reform(
     if draft.record.planning:
         # That plan was asked for under the next number: skip it, so that its late answer is not taken for ours.
         draft.set(generation=draft.next_generation(), planning=False)
-    draft.set(saving={}, target=None, considered=frozenset())
+    draft.set(saving={}, target=None, considered=frozenset(), looking=None)
     if again:
         draft.update_incident(attempts=reforming.attempt)
     else:
@@ -77,6 +80,10 @@ def begin_reform(
         cause=fault.cause,
         lost=[str(device) for device in sorted(lost)],
     )
+    if draft.record.join:
+        for node in sorted({device.node for device in newcomers} & draft.trusted_hosts):
+            draft.call(node, EndJoin(generation=draft.record.join.generation))
+    draft.set(join=None)
     for node in sorted({device.node for device in members} & draft.trusted_hosts):
         draft.call(node, CloseGeneration(generation=generation))
     _choose_next(draft, plan, target)
@@ -87,21 +94,33 @@ def _broken(draft: Draft) -> tuple[Generation, Plan, frozenset[Device]]:
     """The generation that ends, its plan, and whose reports settle it."""
     state = draft.state
     if isinstance(state, Running):
-        return state.generation, state.plan, frozenset(state.plan.devices)
+        # Donors that have given idle on with what they held, which is the newest there is until a step is committed.
+        return state.generation, state.plan, frozenset(state.plan.devices) | frozenset(draft.record.pids)
     if isinstance(state, Starting):
         return state.forming.generation, state.forming.plan, frozenset(state.forming.addresses)
     assert isinstance(state, Reforming)
     assert state.forming is not None
     # Donors and survivors without a seat hold state too: everybody who has a process is asked.
-    return state.forming.generation, state.forming.plan, frozenset(draft.record.pids)
+    return state.forming.generation, state.forming.plan, frozenset(draft.record.pids) - draft.spare_devices
+
+
+def _newcomers(draft: Draft) -> frozenset[Device]:
+    """Who has been receiving what the next plan gives it, and reports how far that has come."""
+    join = draft.record.join
+    return frozenset(move.target for move in join.moves) & set(draft.record.pids) if join else frozenset()
+
+
+def _prepared(draft: Draft) -> frozenset[Device]:
+    """Whose processes were made for a join: of a generation that ends otherwise they know nothing, and nobody asks them."""
+    state, join = draft.state, draft.record.join
+    return frozenset(join.addresses) - set(state.plan.devices) if join and isinstance(state, Running) else frozenset()
 
 
 def _choose_next(draft: Draft, plan: Plan, target: Plan | None) -> None:
-    """Rung 1 of the ladder needs no planning: every node is there, so the same plan is formed again."""
     if target is not None:
         begin_forming(draft, target)
-    elif draft.trusted_hosts >= set(plan.nodes) and draft.usable >= set(plan.devices):
-        begin_forming(draft, replace(plan, reason=f"same plan, lost ranks are forked again: {plan.describe()}"))
+    else:
+        climb(draft, plan)
 
 
 # --- while it closes -----------------------------------------------------------------------------------------------------
@@ -112,6 +131,11 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
     state = draft.state
     if isinstance(state, Reforming) and report.generation == state.closing.generation:
         _take_report(draft, report)
+    elif report.stopped and isinstance(state, Running) and report.generation == state.generation:
+        join = draft.record.join
+        why = f"a larger plan is ready: {join.plan.describe()}" if join else "stopped for a plan that is there no longer"
+        fault = Fault(cause=Cause.GROW, message=why, at=draft.now)
+        begin_reform(draft, fault, reports={report.device: report}, target=join.plan if join else None)
     elif (at_it := at_work(draft)) and at_it[0] == report.generation:
         fault = found_fault(draft, report, at_it[0]) or _link_fault(draft, report)
         begin_reform(draft, fault, reports={report.device: report})
@@ -157,7 +181,9 @@ def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) ->
     """A host's process is known to have ended, and its ranks with it; or it is given up, and closed once reached."""
     if not isinstance(draft.state, Queued | Running | Starting | Reforming):
         return  # the job ended with an earlier one
-    had = frozenset(device for device in draft.record.pids if device.node == node)
+    had = frozenset(device for device in draft.record.pids if device.node == node) - draft.spare_devices
+    if node in draft.record.spares:
+        draft.say("spare_lost", f"{node} stood by and is lost: {fault.message}", node=node)
     if not is_gone or node not in draft.record.warm:
         draft.set(avoided=draft.record.avoided | {node})
     draft.forget_processes(node)
@@ -234,8 +260,10 @@ def _drop_plan_on(draft: Draft, node: NodeId) -> None:
     if not isinstance(state, Reforming) or state.forming is None or state.forming.formed:
         return
     if node in state.forming.plan.nodes:
+        plan = state.forming.plan
         draft.become(replace(state, forming=None))
         draft.set(considered=frozenset())
+        climb(draft, plan)
 
 
 def _take_report(draft: Draft, report: RankReport) -> None:
@@ -297,7 +325,7 @@ def _retire_worn(draft: Draft) -> None:
         rest = replace(settlement, holders=tuple(holder for holder in settlement.holders if holder[0] != device))
         if not loses_steps(draft, rest):
             left = {d: a for d, a in forming.addresses.items() if d != device}
-            draft.become(replace(state, forming=replace(forming, addresses=left)))
+            draft.become(replace(state, forming=replace(forming, addresses=left), lost=state.lost | {device}))
             draft.call(device.node, KillRank(device=device))
             draft.say("rank_worn", f"threads of the rank on {device} are stuck for good: it is replaced")
             return
@@ -319,6 +347,7 @@ def ask_for_patience(draft: Draft) -> None:
     silent = ", ".join(sorted({device.node for device in state.closing.awaited}))
     reason = f"{silent} did not report and may hold the only copy of what step {found.step} needs"
     draft.become(replace(state, is_patient=True))
+    draft.risk(reason)
     draft.say("waiting", reason)
 
 

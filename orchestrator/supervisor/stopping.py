@@ -17,7 +17,7 @@ def stop(draft: Draft, outcome: Outcome) -> None:
         return
     hosts = draft.record.hosts
     # What was asked for and not done yet is moot; the closing below is what counts.
-    draft.set(outbox={}, target=None, planning=False)
+    draft.set(outbox={}, target=None, join=None, planning=False, looking=None)
     draft.effects.clear()
     draft.ward.forget_tester(draft.record.id)
     draft.become(Stopping(outcome=outcome, open_hosts=hosts))
@@ -52,7 +52,7 @@ def _end(draft: Draft, outcome: Outcome) -> None:
     draft.become(outcome)
     nobody: frozenset[NodeId] = frozenset()
     draft.set(hosts=nobody, warm=nobody, unreachable=nobody, avoided=nobody, considered=frozenset())
-    draft.set(pids={}, listeners={}, outbox={}, plans={}, saving={})
+    draft.set(pids={}, listeners={}, outbox={}, plans={}, saving={}, spares={}, at_risk="")
     draft.effects.clear()
     word = _word(outcome)
     if isinstance(outcome, Failed):

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orchestrator.domain.cluster import Node
+from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import PlanChosen
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cause, Failed, Fault, Queued, Reforming, Running
+from orchestrator.domain.job import Failed, Queued, Reforming, Running
 from orchestrator.domain.plan import Infeasible, Plan
+from orchestrator.domain.rungs import Rung
 
 from .draft import Draft
 from .forming import begin_forming, open_host
-from .reforming import begin_reform
+from .joining import advance_join, drop_join
+from .laddering import nothing_fits, planned
+from .sparing import reserved
 from .stopping import stop
 
 PLANNING = "a plan is being chosen"
@@ -35,11 +38,14 @@ def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
         elif isinstance(state, Reforming) and state.forming is None and state.waiting != result.reason:
             draft.become(replace(state, waiting=result.reason))
             draft.say("waiting", f"{result.reason}; survivors keep step {draft.record.committed} in memory")
+            if not {d for d in draft.usable if d.node not in draft.record.avoided} - draft.record.considered:
+                nothing_fits(draft)
         return
     if not draft.usable >= set(result.devices) or draft.record.avoided & set(result.nodes):
         draft.set(considered=frozenset())  # the cluster changed meanwhile: ask again
         return
     if isinstance(state, Queued) or (isinstance(state, Reforming) and state.forming is None):
+        planned(draft, result)
         begin_forming(draft, result)
     elif isinstance(state, Running) and result.world_size > state.plan.world_size:
         _warm_up_to(draft, result)
@@ -70,13 +76,17 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
     considered = draft.record.considered
     match draft.state:
         case Queued():
-            options = [trusted]
+            options = [trusted - reserved(draft, nodes, trusted), trusted]
         case Running(plan=plan):
             considered = considered | set(plan.devices)
-            # One larger plan once all tests have ended, not one after each.
-            options = [trusted] if record.target is None and not draft.ward.awaits_tests else []
+            # One larger plan once all tests have ended, not one after each; and while a part of this one cannot be reached,
+            # whatever were planned from the rest would be no larger.
+            waits = record.target is not None or draft.ward.awaits_tests or _is_silent(plan, nodes)
+            options = [] if waits else [trusted - draft.spare_devices]
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
+            if draft.incident and draft.incident.rung is Rung.REPLAN_ALL:
+                options = [trusted]
         case _:
             return
     for devices in options:
@@ -90,20 +100,28 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
                     spec=record.spec,
                     profile=record.profile,
                     devices=tuple((device, nodes[device.node].kind) for device in sorted(devices)),
-                    keep=tuple(sorted(record.pids)),
+                    keep=tuple(sorted(set(record.pids) - draft.spare_devices)),
                     domains={node: domain for node in here if (domain := nodes[node].domain)},
                 )
             )
             return
 
 
+def _is_silent(plan: Plan, nodes: Mapping[NodeId, Node]) -> bool:
+    return any(nodes[node].status is NodeStatus.UNREACHABLE for node in plan.nodes if node in nodes)
+
+
 def _grow_if_warm(draft: Draft) -> None:
     record, state = draft.record, draft.state
+    if record.target is None and record.join is not None:
+        drop_join(draft)
     if record.target is None or not isinstance(state, Running):
         return
     needed = {*state.plan.nodes, *record.target.nodes}
-    if not draft.usable >= set(record.target.devices):
+    if not set(record.target.nodes) <= set(draft.num_devices):
         draft.set(target=None)
+        drop_join(draft)
+    elif not draft.usable >= set(record.target.devices):
+        return  # a part of it is silent just now
     elif record.warm >= needed and not record.unreachable & needed:  # what trains is never closed for one that cannot form
-        fault = Fault(cause=Cause.GROW, message=f"a larger plan is ready: {record.target.describe()}", at=draft.now)
-        begin_reform(draft, fault, target=record.target)
+        advance_join(draft)

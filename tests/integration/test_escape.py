@@ -20,19 +20,22 @@ pytestmark = pytest.mark.timeout(120)
 STAGE_0, STAGE_1 = DEVICES[0], DEVICES[1]
 
 
-def a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, first: str = "pass", last: str = "pass") -> str:
-    """causal_lm, but in step 5 the first stage (with its second micro-batch) and the last one do something else, once.
+def a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: dict[int, str], last: dict[int, str] | None = None
+) -> str:
+    """causal_lm, but in these steps the first stage (with its second micro-batch) and the last one do something, once.
 
     `group()` is the pipeline's process group there.
     """
-    name = f"stuck_{abs(hash((first, last)))}"
-    (tmp_path / f"{name}.py").write_text(
+    (tmp_path / "stuck.py").write_text(
         textwrap.dedent(
-            """
-            import gc, os, signal, time
+            f"""
+            import ctypes, gc, os, signal, sys, time
             from pathlib import Path
             import torch
             from worker.programs.causal_lm import CausalLM
+
+            DOES = ({first!r}, {last or {}!r})
 
             def group():
                 from worker.parallel.gloo import GlooProcessGroup
@@ -42,26 +45,24 @@ def a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, first: str = "
             class Stuck(CausalLM):
                 def build(self, spec, first, last, tp, leaves):
                     module = super().build(spec, first, last, tp, leaves)
-                    whole, seen = module.forward, []
-                    done = Path({root!r}) / ("last" if last == 4 else "first")
+                    whole, seen, stage = module.forward, [], int(last == 4)
                     def forward(x, ids, step):
-                        seen.append(int(step))
-                        if not done.exists() and seen.count(5) == (1 if last == 4 else 2):
+                        step_now = int(step)
+                        seen.append(step_now)
+                        done = Path({str(tmp_path)!r}) / f"{{stage}}-{{step_now}}"
+                        if step_now in DOES[stage] and not done.exists() and seen.count(step_now) == 2 - stage:
                             done.touch()
-                            if last == 4:
-                                {last}
-                            else:
-                                {first}
+                            exec(DOES[stage][step_now], globals())
                         return whole(x, ids, step)
                     module.forward = forward
                     return module
 
             PROGRAM = Stuck()
             """
-        ).format(root=str(tmp_path), first=first, last=last)
+        )
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    return f"{name}:PROGRAM"
+    return "stuck:PROGRAM"
 
 
 async def until_stuck(s: Supervisor, tmp_path: Path, *stages: str) -> None:
@@ -85,14 +86,14 @@ def test_on_gloo_a_thread_stuck_in_a_large_transfer_is_replaced_and_its_memory_k
     """256 MiB are on their way to a process that is stopped: gloo has no way out of that."""
     asks = "group().recv([torch.empty(1 << 26)], 0, 99); time.sleep(0.1); os.kill(os.getpid(), signal.SIGSTOP)"
     sends = "group().send([torch.empty(1 << 26)], 1, 99).wait()"
-    program = a_program(tmp_path, monkeypatch, first=sends, last=asks)
+    program = a_program(tmp_path, monkeypatch, {5: sends}, {5: asks})
     spec = a_job(tmp_path, steps=12, program=program, leave_s=0.5)
     spec = replace(spec, recovery=replace(spec.recovery, backend="gloo"))
 
     async def scenario() -> None:
         async with supervised(spec, tmp_path, NODES[:1]) as s:
             await running(s, 4)
-            await until_stuck(s, tmp_path, "first", "last")
+            await until_stuck(s, tmp_path, "0-5", "1-5")
             pid = s.pids[STAGE_0]
             began = time.monotonic()
             await go_on(s, 1, gone=(STAGE_1,))
@@ -104,5 +105,52 @@ def test_on_gloo_a_thread_stuck_in_a_large_transfer_is_replaced_and_its_memory_k
             await s.until(lambda: len(s.all(RankFinished)) == 2)
             assert s.pids[STAGE_0] == pid and [exited.device for exited in s.all(RankExited)] == [STAGE_1]
             assert_same_curve(replace(spec, program="causal_lm"), s.answers())
+
+    asyncio.run(scenario())
+
+
+def test_a_survivor_that_sleeps_is_stopped_or_holds_the_interpreter_is_killed_and_its_mirror_has_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = {
+        5: "time.sleep(60)",
+        6: "os.kill(os.getpid(), signal.SIGSTOP)",
+        7: "ctypes.PyDLL(None).sleep(60)",  # unlike CDLL, PyDLL keeps the interpreter's lock during the call
+    }
+    spec = a_job(tmp_path, steps=9, program=a_program(tmp_path, monkeypatch, stuck), leave_s=0.5)
+
+    async def scenario() -> None:
+        async with supervised(spec, tmp_path, NODES[:1]) as s:
+            await running(s, 4)
+            kept = s.pids[STAGE_1]
+            for generation, step in enumerate(stuck, start=1):
+                await until_stuck(s, tmp_path, f"0-{step}")
+                began = time.monotonic()
+                await go_on(s, generation, gone=(STAGE_0,))
+                exited = s.all(RankExited)[-1]
+                assert (exited.device, exited.exit_code, exited.user_error) == (STAGE_0, -9, False)
+                assert f"did not leave generation {generation} within 0.5 s" in exited.message
+                assert s.reports(generation)[STAGE_0].voted == step - 1, "its page speaks for it"
+                print(f"\nstuck in step {step}: formed again after {time.monotonic() - began:.2f} s")
+            await s.until(lambda: len(s.all(RankFinished)) == 2)
+            assert s.pids[STAGE_1] == kept and len(s.all(RankExited)) == len(stuck)
+            assert_same_curve(replace(spec, program="causal_lm"), s.answers())
+
+    asyncio.run(scenario())
+
+
+def test_ranks_that_nobody_can_reach_train_on_for_longer_than_the_grace(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with supervised(a_job(tmp_path, steps=100_000), tmp_path, NODES[:1], grace_s=1.0) as s:
+            await running(s)
+            for poll in s.polls:
+                poll.cancel()
+            await asyncio.gather(*s.polls, return_exceptions=True)
+            s.polls.clear()
+            before, pids = max(s.answers()), dict(s.pids)
+            await asyncio.sleep(4.0)
+            s.polls.append(asyncio.create_task(s._poll(s.hosts[NODES[0]], after=len(s.events))))
+            await s.until(lambda: max(s.answers()) > before + 5)
+            assert not s.all(RankExited) and s.pids == pids and not s.all(RankReported)
 
     asyncio.run(scenario())

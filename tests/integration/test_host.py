@@ -210,8 +210,7 @@ class Supervisor:
             assert time.monotonic() < deadline, [event for _, event in self.events if not isinstance(event, StepsPassed)]
             await asyncio.sleep(0.001)
 
-    async def _poll(self, host: Host) -> None:
-        after = 0
+    async def _poll(self, host: Host, after: int = 0) -> None:
         while True:
             envelopes, _ = await host.poll(self.term, after, 0.5)
             for envelope in envelopes:

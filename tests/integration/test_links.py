@@ -225,7 +225,8 @@ def transfer(child: Child, role: str, how: str) -> Any:
     links = child.links()
     pg = child.everybody(links)
     tensor = torch.ones(BIG)
-    other = {"send": "recv", "recv": "send", "allreduce": "allreduce"}[role]
+    other = {"send": "recv", "recv": "send"}.get(role, role)
+    peer, landed = Rank(1 - child.rank), torch.empty(BIG if role == "exchange" else 0)
     mine = role if child.rank == 0 else other
     tell(child, "ready")
     if child.rank == 0 and how == "abort":
@@ -236,6 +237,8 @@ def transfer(child: Child, role: str, how: str) -> Any:
             work = (
                 pg.allreduce([tensor])
                 if mine == "allreduce"
+                else pg.exchange([(peer, tensor)], [(peer, landed)])
+                if mine == "exchange"
                 else pg.send([tensor], 1 - child.rank, 0)
                 if mine == "send"
                 else pg.recv([tensor], 1 - child.rank, 0)
@@ -247,7 +250,7 @@ def transfer(child: Child, role: str, how: str) -> Any:
         return type(error).__name__, getattr(error, "rank", None), at
 
 
-@pytest.mark.parametrize("role", ["send", "recv", "allreduce"])
+@pytest.mark.parametrize("role", ["send", "recv", "allreduce", "exchange"])
 def test_a_peer_killed_inside_256_mib_is_seen_at_once(role: str) -> None:
     with Ranks(2, transfer, role, "kill") as ranks:
         assert ranks.receive(0) == ranks.receive(1) == "ready"
@@ -258,7 +261,7 @@ def test_a_peer_killed_inside_256_mib_is_seen_at_once(role: str) -> None:
     assert at - killed < 0.5
 
 
-@pytest.mark.parametrize("role", ["send", "recv", "allreduce"])
+@pytest.mark.parametrize("role", ["send", "recv", "allreduce", "exchange"])
 def test_an_abort_inside_256_mib_leaves_at_once(role: str) -> None:
     with Ranks(2, transfer, role, "abort") as ranks:
         assert ranks.receive(0) == ranks.receive(1) == "ready"

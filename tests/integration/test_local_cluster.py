@@ -23,6 +23,7 @@ from deploy.local import LocalCluster, NodeSpec, down, status, up
 from deploy.settings import Places
 from orchestrator.adapters import ray_environment
 from orchestrator.adapters.embedded_redis import EmbeddedRedis
+from orchestrator.adapters.local_nodes import LocalNodes
 from orchestrator.adapters.processes import ProcessId, marked, wait_for_end
 from orchestrator.adapters.ray_environment import CLUSTER_MARK
 from orchestrator.domain.errors import Conflict
@@ -170,8 +171,10 @@ def test_down_stops_what_it_started_and_nothing_else_and_up_takes_up_the_jobs(
 
 
 def test_up_after_everything_was_killed_cleans_up_and_starts(cluster: LocalCluster, state_dir: Path) -> None:
+    """Nodes that live are taken up instead: test_head_loss.py."""
     before = left_of(state_dir)
     killed = [process_of(state_dir, name) for name in (KEEPER, SUPERVISOR, "redis")]
+    killed += [node.raylet for node in LocalNodes(state_dir).registry().nodes.values()]
     for process in killed:
         process.send(signal.SIGKILL)
     assert wait_for_end(killed, 5)

@@ -139,8 +139,9 @@ class Ranks:
         restore: Restore,
         last: int,
         leave: Mapping[Device, Leave] | None = None,
+        anew: Device | None = None,
     ) -> dict[Device, Said]:
-        """Form, restore, train up to and including step `last`."""
+        """Form, restore, train up to and including step `last`. anew: it remembers nothing, as a forked rank would."""
         form = FormGeneration(
             generation=Generation(generation),
             plan=plan,
@@ -149,7 +150,7 @@ class Ranks:
             committed=_step(restore),
         )
         for device in plan.devices:
-            self._ends[device].send((form, last, (leave or {}).get(device)))
+            self._ends[device].send((form, last, (leave or {}).get(device), device == anew))
         said = {}
         for device in plan.devices:
             assert self._ends[device].poll(60), f"{device} did not answer"
@@ -184,7 +185,10 @@ def _rank(
     trainer = Trainer(spec, profile, PROGRAM, tokens, me, watch, root, shards.append)
     session: Session | None = None
     while (order := end.recv()) is not None:
-        form, last, leave = order
+        form, last, leave, is_anew = order
+        if is_anew:
+            trainer.close()
+            trainer = Trainer(spec, profile, PROGRAM, tokens, me, watch, root, shards.append)
         if session is not None:
             session.close()
         session = Session(
@@ -418,10 +422,10 @@ def test_a_generation_broken_in_the_vote_is_settled_and_goes_on_with_the_same_bi
             assert one.report.voted == 4
             assert one.report.passed == (3 if left else 4)
             assert one.report.held == Held(generation=Generation(2), step=Step(3 if left else 4))
-        # One rank starts anew, as if it had been the one that was killed.
+        # One rank is the one that was killed.
         alive = set(devices[:-1])
         restore = moved(SPEC, TP2_PP2_DP2, TP2_PP2_DP2, last, answer, alive)
-        restored = group.run(TP2_PP2_DP2, 3, restore, 6)
+        restored = group.run(TP2_PP2_DP2, 3, restore, 6, anew=devices[-1])
     for device in devices:
         assert not restored[device].error, restored[device].error
         assert restored[device].answers == undisturbed[device].answers[last:]

@@ -16,12 +16,24 @@ import pytest
 from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.effects import Effect, Sabotage
-from orchestrator.domain.events import HistoryEntry, Input, StepRecord
+from orchestrator.domain.events import HistoryEntry, HostHeard, Input, StepRecord
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected
 from orchestrator.domain.generation import RankReport, Settlement
 from orchestrator.domain.ids import Device, JobId, NodeId
-from orchestrator.domain.job import Failure, JobRecord, JobState, Probing, Succeeded
-from orchestrator.domain.protocol import Envelope, FaultCarriedOut, HostEvent, HostRequest, InjectFault, Restore
+from orchestrator.domain.job import Failure, JobRecord, JobState, Join, Probing, Succeeded
+from orchestrator.domain.protocol import (
+    BeginJoin,
+    EndJoin,
+    Envelope,
+    FaultCarriedOut,
+    HostEvent,
+    HostRequest,
+    InjectFault,
+    JoinerAt,
+    JoinFailed,
+    Restore,
+    StopAfter,
+)
 from orchestrator.domain.quarantine import Quarantine
 from tests import doubts, samples
 
@@ -36,8 +48,12 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "history-1": (HistoryEntry, samples.HISTORY),
     "steps-1": (StepRecord, samples.STEP_RECORDS),
     "failures-1": (Failure, samples.FAILURES),
+    "looking-requests-1": (HostRequest, samples.LOOKING_REQUESTS),
+    "looking-events-1": (HostEvent, samples.LOOKING_EVENTS),
+    "looking-records-1": (JobRecord, samples.LOOKING_RECORDS),
     "exact-1": (Restore, samples.EXACT_RESTORES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
+    "heard-1": (HostHeard, samples.HEARD),
     "doubt-requests-1": (HostRequest, doubts.REQUESTS),
     "doubt-events-1": (HostEvent, doubts.HOST_EVENTS),
     "doubt-inputs-1": (Input, doubts.INPUTS),
@@ -45,6 +61,10 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "doubt-settlements-1": (Settlement, doubts.SETTLEMENTS),
     "quarantine-1": (tuple[Quarantine, ...], (doubts.QUARANTINES,)),
     "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
+    "joins-1": (
+        BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
+        samples.JOINS,
+    ),
 }
 
 

@@ -13,9 +13,20 @@ import pytest
 
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
-from orchestrator.domain.ids import Device, Generation, NodeId, Step
-from worker.page import _SLOT_BYTES, _SLOTS_AT, MAX_GROUPS, MAX_IDS, PageReader, PageWriter, create_page
-from worker.progress import Phase
+from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
+from orchestrator.domain.sight import Traffic
+from worker.page import (
+    _SLOT_BYTES,
+    _SLOTS_AT,
+    MAX_GROUPS,
+    MAX_IDS,
+    MAX_PEERS,
+    PageReader,
+    PageWriter,
+    create_page,
+    members_in,
+)
+from worker.progress import Exchanged, Phase
 
 DEVICE = Device(NodeId("n0"), 1)
 
@@ -50,11 +61,45 @@ def test_reader_sees_phase_group_and_wait(page: tuple[PageWriter, PageReader]) -
     assert (waiting.group, waiting.in_wait, waiting.collective) == ("pp", True, 1)
     assert waiting.waiting_since >= waiting.progressed_at > 0
     writer.leave()
-    writer.enter("a-much-shorter" * 9)
+    writer.enter("a-much-longer" * 29)
     writer.leave()
     after = reader.look()
     assert (after.in_wait, after.collective) == (False, 2)
-    assert after.group == ("a-much-shorter" * 9)[:64]
+    assert after.group == ("a-much-longer" * 29)[:256]
+
+
+def test_a_long_wait_tells_whom_it_is_for_until_it_is_over(page: tuple[PageWriter, PageReader]) -> None:
+    writer, reader = page
+    writer.phase(Phase.REDUCE, Generation(3), Step(41))
+    writer.enter("reduce[0,2,3]")
+    assert (reader.look().traffic, reader.glance().told_at) == ({}, 0.0)
+    rows = ((2, 7, 7, False, False), (3, 7, 6, True, False), (1, 0, 0, False, True))
+    writer.quiet(0.25, [Exchanged(Rank(peer), *rest) for peer, *rest in rows])
+    assert reader.look().traffic == {
+        3: Traffic(sent=7, received=6, awaits=True),
+        1: Traffic(unsent=True),
+        2: Traffic(sent=7, received=7),
+    }
+    glance = reader.glance()
+    assert glance.told_at - glance.quiet_since == pytest.approx(0.25) and glance.in_wait
+    assert members_in(reader.look().group) == (0, 2, 3)
+    writer.leave()
+    assert reader.look().traffic == {}
+    writer.enter("reduce[0,2,3]")
+    assert reader.look().traffic == {}, "the table is of the wait before"
+
+
+def test_of_more_connections_than_fit_those_waited_for_are_told(page: tuple[PageWriter, PageReader]) -> None:
+    writer, reader = page
+    writer.enter("x")
+    writer.quiet(1.0, [Exchanged(Rank(peer), 1, 1, peer == 900, False) for peer in range(901)])
+    found = reader.look().traffic
+    assert len(found) == MAX_PEERS and found[Rank(900)].awaits
+
+
+@pytest.mark.parametrize("label", ["form", "", "tp[]", "tp[0,", "pp[0,x]", "reduce[" + ",".join(map(str, range(99)))])
+def test_a_group_without_a_whole_list_of_members_has_none(label: str) -> None:
+    assert members_in(label) == ()
 
 
 @pytest.mark.parametrize("num_ids", [1, 4, MAX_IDS])

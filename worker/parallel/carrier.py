@@ -28,6 +28,10 @@ class Handle(Protocol):
         """Until everything posted with it is through. Raises Aborted, PeerLost."""
         ...
 
+    def landed(self) -> Sequence[bool]:
+        """Of each receive, in order: whether it is whole. Never raises, so that a failure does not cost what had come."""
+        ...
+
 
 class Carrier(Protocol):
     device: torch.device

@@ -54,6 +54,10 @@ class Connection:
         self.rank = rank
         self.fd = sock.fileno()
         self.departed = False
+        self.sent = 0
+        """Whole messages that have left."""
+        self.received = 0
+        """Whole messages that have come, asked for or not."""
         self.moved = 0
         """Bytes read and written."""
         self._resting = False
@@ -75,6 +79,15 @@ class Connection:
     def is_awaited(self) -> bool:
         """Something posted here can only complete if the peer goes on."""
         return bool(self._posted) or bool(self._outgoing) or self._filling is not None
+
+    @property
+    def expects(self) -> bool:
+        """Somebody waits for a message of this peer."""
+        return bool(self._posted) or self._filling is not None
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._outgoing)
 
     def send(self, channel: int, tag: int, data: memoryview, pending: Pending) -> None:
         """Post `data` (bytes, untouched until `pending` is done). Raises PeerLost."""
@@ -152,6 +165,7 @@ class Connection:
                 parts[0] = parts[0][sent:]
             else:
                 outgoing.popleft()
+                self.sent += 1
                 if frame.pending is not None:
                     frame.pending.release()
         if bool(outgoing) != self._writable_wanted:
@@ -255,6 +269,7 @@ class Connection:
 
     def _complete(self) -> None:
         self._rest = None
+        self.received += 1
         pending, self._filling = self._filling, None
         if pending is not None:
             pending.release()

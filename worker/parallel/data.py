@@ -31,6 +31,8 @@ Messages = Sequence[tuple[Rank, torch.Tensor]]
 
 class Posted(Protocol):
     def wait(self) -> object: ...
+    def landed(self) -> Sequence[bool]:
+        """Of each receive, in order: whether it is whole. Never raises."""
 
 
 class Session(Protocol):

@@ -28,6 +28,7 @@ HELLO = struct.Struct("<8s16sqqq")
 MAGIC = b"evrstep1"
 WELCOME = b"welcome!"
 COOKIE_BYTES = 16
+QUIET_S = 0.1
 FIRST_RETRY_S, LAST_RETRY_S = 0.004, 0.05
 MAX_STRANGERS = 256
 """Accepted connections that have not said who they are; the oldest is dropped beyond this."""
@@ -66,16 +67,22 @@ class Forming:
     wake: int
     aborted: Callable[[], bool]
     timeout_s: float
+    tell_quiet: Callable[[float, Iterable[Rank]], None]
+    """Told who is missing, and for how long nobody has come, every QUIET_S in which nobody comes."""
     _formed: dict[Rank, socket.socket] = field(default_factory=dict)
     _dials: dict[Rank, _Dial] = field(default_factory=dict)
     _dialling: dict[int, _Dial] = field(default_factory=dict)
     _strangers: dict[int, _Stranger] = field(default_factory=dict)
+    _came: int = 0
+    _came_at: float = 0.0
+    _told_at: float = 0.0
 
     def run(self) -> dict[Rank, socket.socket]:
         """A connected socket per peer. Raises Aborted, NotFormed; then every socket it opened is closed."""
         peers = frozenset(self.peers)
         now = time.monotonic()
         deadline = now + self.timeout_s
+        self._came_at = self._told_at = now
         self._dials = {peer: _Dial(peer, now) for peer in sorted(peers) if peer > self.rank}
         callers = {peer for peer in peers if peer < self.rank}
         complete = False
@@ -87,6 +94,7 @@ class Forming:
                     poller.register(self.listener.fileno(), select.EPOLLIN)
                 while len(self._formed) < len(peers):
                     self._turn(poller, callers, deadline)
+                    self._note_quiet(peers)
                 complete = True
                 return self._formed
             finally:
@@ -96,7 +104,7 @@ class Forming:
         now = time.monotonic()
         if now >= deadline:
             raise NotFormed(self._who_is_missing(callers))
-        until = deadline
+        until = min(deadline, now + QUIET_S)
         for dial in self._dials.values():
             if dial.sock is None and dial.due <= now:
                 self._dial(dial, poller)
@@ -111,6 +119,14 @@ class Forming:
                 self._answer(self._dialling[fd], poller)
             elif fd in self._strangers:
                 self._listen(self._strangers[fd], callers, poller)
+
+    def _note_quiet(self, peers: frozenset[Rank]) -> None:
+        now, came = time.monotonic(), len(self._formed)
+        if came != self._came:
+            self._came, self._came_at, self._told_at = came, now, now
+        elif now - self._told_at >= QUIET_S:
+            self._told_at = now
+            self.tell_quiet(now - self._came_at, peers - self._formed.keys())
 
     def _dial(self, dial: _Dial, poller: select.epoll) -> None:
         host, _, port = self.addresses[dial.peer].rpartition(":")

@@ -185,15 +185,15 @@ class GlooWork(dist.Work):
 
 
 class GlooCarrier:
-    """host: the interface's own address, which gloo binds to."""
+    """host: the interface's own address, which gloo binds to. world: members; everybody: members and donors."""
 
-    def __init__(self, links: Links, rank: Rank, world: int, progress: Progress, host: str) -> None:
+    def __init__(self, links: Links, rank: Rank, world: int, everybody: int, progress: Progress, host: str) -> None:
         self.device = torch.device("cpu")
         self._links = links
         self._progress = progress
         self._host = host
-        self._store = LinkStore(links)
-        self._exchange = LinksCarrier(links, rank, world, progress)
+        self._store = LinkStore(links, world)
+        self._exchange = LinksCarrier(links, rank, everybody, progress)
         self._groups: list[GlooProcessGroup] = []
         self._sockets: set[str] = set()
         self._guard = Guard()

@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from orchestrator.domain.ids import Generation, Rank
+from worker.progress import Exchanged, Progress, Unwatched
 
 from .connection import Connection
-from .forming import Forming
+from .forming import QUIET_S, Forming
 from .group import Aborted, PeerLost
 from .pending import Pending
 from .sabotage import BadLink
@@ -31,8 +32,9 @@ class Links:
     both are true it says Aborted, because peers close their connections when they are aborted too.
     """
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, progress: Progress | None = None) -> None:
         self.rank = rank
+        self._progress: Progress = progress or Unwatched()
         self.ready: deque[Pending] = deque()
         """Pendings whose messages are all through, to be finished by the loop."""
         self._connections: dict[Rank, Connection] = {}
@@ -83,6 +85,9 @@ class Links:
             wake=self._wake,
             aborted=lambda: self._aborted,
             timeout_s=timeout_s,
+            tell_quiet=lambda since_s, missing: self._progress.quiet(
+                since_s, (Exchanged(peer, 0, 0, True, False) for peer in missing)
+            ),
         ).run()
         for peer, sock in sockets.items():
             connection = Connection(peer, sock, self._poller)
@@ -117,8 +122,11 @@ class Links:
         """Move whatever can move until `pending` is done. Raises Aborted, PeerLost, MessageMismatch."""
         self._check()
         self._finish_ready()
+        told_at = moved_at = time.monotonic()
         while not pending.done:
-            self._turn()
+            if self._turn(QUIET_S):
+                moved_at = time.monotonic()
+            told_at = self._tell(moved_at, told_at)
 
     def settle(self, pending: Pending) -> bool:
         """Whether `pending` is done, finishing what is ready but without waiting. Raises Aborted, PeerLost."""
@@ -129,11 +137,14 @@ class Links:
     def collect(self, channel: int, tag: int, *, wait: bool) -> list[bytes]:
         """Whole frames that came on (channel, tag) from anybody without a posted receive; waits for one if told to."""
         self._check()
+        told_at = moved_at = time.monotonic()
         while True:
             frames = [frame for c in self._connections.values() for frame in c.take(channel, tag)]
             if frames or not wait:
                 return frames
-            self._turn()
+            if self._turn(QUIET_S):
+                moved_at = time.monotonic()
+            told_at = self._tell(moved_at, told_at)
 
     def find_lost(self, timeout_s: float) -> Rank | None:
         """Look whether any peer's connection has broken, for callers whose own transport can't say who failed."""
@@ -174,10 +185,12 @@ class Links:
             self.ready.clear()
             os.close(self._wake)
 
-    def _turn(self, timeout_s: float = -1.0) -> None:
+    def _turn(self, timeout_s: float) -> bool:
+        """Whether anything came within timeout_s."""
         if self.bad_link is not None:
             timeout_s = self._rest(self.bad_link, timeout_s)
-        for fd, event in self._poller.poll(timeout_s):
+        events = self._poller.poll(timeout_s)
+        for fd, event in events:
             if self._aborted:
                 raise Aborted("the generation was closed while an operation was pending")
             connection = self._by_fd.get(fd)
@@ -193,6 +206,18 @@ class Links:
             if connection.departed:
                 self._retire(connection)
             self._finish_ready()
+        return bool(events)
+
+    def _tell(self, moved_at: float, told_at: float) -> float:
+        """In a wait that lasts, say now and then whom it is for; a step's many short waits must stay cheap."""
+        now = time.monotonic()
+        if now - told_at < QUIET_S:
+            return told_at
+        self._progress.quiet(
+            now - moved_at,
+            (Exchanged(c.rank, c.sent, c.received, c.expects, c.has_unsent) for c in self._connections.values()),
+        )
+        return now
 
     def _rest(self, bad_link: BadLink, timeout_s: float) -> float:
         connected = {rank: c for rank, c in self._connections.items() if not c.departed}

@@ -35,7 +35,7 @@ class NcclCarrier:
         self._links = links
         self._rank = rank
         self._progress = progress
-        self._store = LinkStore(links)
+        self._store = LinkStore(links, world)
         self._backends: list[Any] = []
         self._world: Any = None
         self._size = world
@@ -72,8 +72,7 @@ class NcclCarrier:
             self._world.send([tensor.detach().contiguous()], peer, 0)
         for peer, tensor in receives:
             self._world.recv([tensor.detach()], peer, 0)
-        handle: Handle = self._world._end_coalescing(self.device)
-        return handle
+        return _Coalesced(self._world._end_coalescing(self.device), len(receives))
 
     def abort(self) -> None:
         # Each in a thread of its own: aborting one may wait for a kernel that only the abort of another one ends.
@@ -92,3 +91,20 @@ class NcclCarrier:
                 backend.shutdown()
         self._backends.clear()
         self._world = None
+
+
+class _Coalesced:
+    """One launch: after a failure nobody can say how far it came, so all of it has landed or nothing has."""
+
+    def __init__(self, work: Any, receives: int) -> None:
+        self._work = work
+        self._receives = receives
+        self._is_through = False
+
+    def wait(self) -> object:
+        self._work.wait()
+        self._is_through = True
+        return True
+
+    def landed(self) -> list[bool]:
+        return [self._is_through] * self._receives

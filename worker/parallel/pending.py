@@ -33,6 +33,11 @@ class Pending:
             # Not finished here: we may be in the middle of taking a frame apart, and `then` posts more.
             self._ready.append(self)
 
+    @property
+    def is_through(self) -> bool:
+        """Whether every message is, even where nobody could finish it any more."""
+        return not self._left
+
     def seal(self) -> Pending:
         self.release()
         return self

@@ -49,6 +49,10 @@ class LinksWork(dist.Work):
     def is_success(self) -> bool:
         return self.is_completed()
 
+    def landed(self) -> list[bool]:
+        """Of each receive of an exchange: whether all of it is here. Never raises."""
+        return [pending.is_through for pending in self._pendings[: len(self._result)]]
+
     def result(self) -> list[torch.Tensor]:
         return self._result
 
@@ -274,14 +278,18 @@ class LinksProcessGroup(dist.ProcessGroup):
         to_me = [tensor for member, tensor in sends if member == self._index]
         for tensor in (tensor for member, tensor in receives if member == self._index):
             tensor.detach().copy_(to_me.pop(0).detach().view(tensor.shape))
-        pending = self.links.pending(None)
+        landings = []
         for member, tensor in receives:
+            pending = self.links.pending(None)
+            landings.append(pending)
             if member != self._index:
                 self._receive(member, 0, landing(tensor), pending)
+            pending.seal()
+        sent = self.links.pending(None)
         for member, tensor in sends:
             if member != self._index:
-                self._send(member, 0, bytes_of(dense(tensor)), pending)
-        return LinksWork(self, [pending.seal()], [tensor for _, tensor in receives])
+                self._send(member, 0, bytes_of(dense(tensor)), sent)
+        return LinksWork(self, [*landings, sent.seal()], [tensor for _, tensor in receives])
 
     # torch 2.13 renamed these three and still calls both.
     all_gather_single = _allgather_base

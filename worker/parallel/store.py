@@ -24,9 +24,11 @@ LENGTH = struct.Struct("<q")
 class LinkStore(Store):
     """Keys and values as seen by one rank. Waiting belongs to the training thread; other threads may look."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Links, world: int) -> None:
+        """world: ranks from there on are donors: they read nothing, and unread bytes make their close a reset."""
         super().__init__()
         self._links = links
+        self._world = world
         self._seen: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
@@ -37,7 +39,7 @@ class LinkStore(Store):
             self._seen[key] = data
         frame = memoryview(LENGTH.pack(len(name)) + name + data)
         pending = self._links.pending()
-        for peer in self._links.peers:
+        for peer in [peer for peer in self._links.peers if peer < self._world]:
             self._links.send(peer, STORE, 0, frame, pending)
         self._links.wait(pending.seal())
 

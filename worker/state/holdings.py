@@ -10,14 +10,14 @@ addresses, padding included; padding is zero in every row and stays so. How the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from orchestrator.domain.ids import Generation, Rank, Step
 from orchestrator.domain.layout import Bucket
-from orchestrator.domain.profile import Interval
+from orchestrator.domain.profile import Interval, joined
 
 KINDS = ("p", "m", "v")
 """What each row of `state` is called in checkpoints."""
@@ -40,7 +40,10 @@ class Piece:
 
 
 class Holdings:
-    """`step` is the last step applied; while `torn` an update is half done and nothing here may be used."""
+    """`step` is the last step applied; while `torn` an update is half done and nothing here may be used.
+
+    arrived: None where everything is there; while a transfer fills it, what is whole so far, line by line.
+    """
 
     def __init__(
         self, buckets: Sequence[Bucket], me: Rank, mirrored: Rank | None, generation: Generation, device: torch.device
@@ -53,6 +56,7 @@ class Holdings:
         self.generation = generation
         self.step = Step(0)
         self.torn = False
+        self.arrived: dict[str, tuple[Interval, ...]] | None = None
         self.state = torch.zeros(3, size, dtype=torch.float32, device=device)
         self.gradient = torch.zeros(size, dtype=torch.float32, device=device)
         self.decayed = _merged((s.offset, s.offset + s.stop - s.start) for s in (*mine, *theirs) if buckets[s.bucket].decay)
@@ -67,7 +71,16 @@ class Holdings:
         return tuple(piece.interval for piece in self.pieces)
 
     def covers(self, interval: Interval) -> bool:
+        """Whether all of it is here, and whole."""
+        if self.arrived is not None:
+            return any(known.intersect(interval) == interval for known in self.arrived.get(interval.line, ()))
+        return self.has_room_for(interval)
+
+    def has_room_for(self, interval: Interval) -> bool:
         return sum(part.numel() for part in self.views(interval)) == 3 * len(interval)
+
+    def is_laid_out_like(self, other: Holdings) -> bool:
+        return (self.owned, self.segments, self.pieces) == (other.owned, other.segments, other.pieces)
 
     def views(self, interval: Interval) -> list[torch.Tensor]:
         """What is held of an interval, in order of element: views (3, k) into `state`."""
@@ -75,29 +88,44 @@ class Holdings:
 
     def parts(self, interval: Interval) -> list[tuple[Interval, torch.Tensor]]:
         """What is held of an interval, in order of element: which elements, and a view (3, k) of them."""
+        return [(found, self.state[:, at : at + len(found)]) for found, at, _ in self.places(interval)]
+
+    def gradients(self, interval: Interval) -> list[torch.Tensor]:
+        """Where `views` are, views (k,) into `gradient`."""
+        return [self.gradient[at : at + len(found)] for found, at, _ in self.places(interval)]
+
+    def places(self, interval: Interval) -> list[tuple[Interval, int, bool]]:
+        """What is held of an interval, in order of element: which elements, where they are kept, whether they decay."""
         found = []
         for piece in self._by_line.get(interval.line, ()):
             common = piece.interval.intersect(interval)
             if common is not None:
-                low = piece.offset + common.start - piece.interval.start
-                found.append((common, self.state[:, low : low + len(common)]))
-        return sorted(found, key=lambda pair: pair[0])
+                place = piece.offset + common.start - piece.interval.start
+                decays = any(start <= place < stop for start, stop in self.decayed)
+                found.append((common, place, decays))
+        return sorted(found)
 
-    def keep(self, old: Holdings) -> int:
-        """Take over whatever `old` holds of this layout, and how many elements that is. `old` stays as it is.
-
-        Where both layouts are the same the memory is shared: a copy would be as large as all there is.
-        """
-        if self.pieces == old.pieces and self.state.shape == old.state.shape:
-            self.state, self.gradient = old.state, old.gradient
-            return sum(len(piece.interval) for piece in self.pieces)
-        kept = 0
+    def keep(self, other: Holdings) -> None:
+        """Take over whatever is whole in `other` of this layout, where it is not here yet. `other` stays as it is."""
         for piece in self.pieces:
-            for common, view in old.parts(piece.interval):
-                low = piece.offset + common.start - piece.interval.start
-                self.state[:, low : low + len(common)].copy_(view)
-                kept += len(common)
-        return kept
+            known = (piece.interval,) if other.arrived is None else other.arrived.get(piece.interval.line, ())
+            for whole in known:
+                common = whole.intersect(piece.interval)
+                if common is None or self.covers(common):
+                    continue
+                for part, view in other.parts(common):
+                    self.fill(part, view)
+
+    def lacking(self, coming: Iterable[Interval]) -> list[Interval]:
+        """The pieces that are neither whole here nor will be with what is coming."""
+        if self.arrived is None:
+            return []
+        here = [interval for intervals in self.arrived.values() for interval in intervals]
+        by_line: dict[str, list[Interval]] = defaultdict(list)
+        for interval in joined((*here, *coming)):
+            by_line[interval.line].append(interval)
+        wanted = (piece.interval for piece in self.pieces)
+        return [i for i in wanted if not any(have.intersect(i) == i for have in by_line[i.line])]
 
     def fill(self, interval: Interval, values: torch.Tensor) -> None:
         """values: (3, len(interval)); every element of the interval must be held."""
@@ -107,6 +135,13 @@ class Holdings:
             position += view.shape[1]
         if position != len(interval):
             raise ValueError(f"{interval} is not held whole")
+        self.note((interval,))
+
+    def note(self, intervals: Iterable[Interval]) -> None:
+        """They have arrived, where it is being filled."""
+        if self.arrived is not None:
+            for interval in intervals:
+                self.arrived[interval.line] = joined((*self.arrived.get(interval.line, ()), interval))
 
 
 def _segments(buckets: Sequence[Bucket], order: Sequence[int], owner: Rank, offset: int) -> tuple[tuple[Segment, ...], int]:

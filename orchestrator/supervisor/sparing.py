@@ -1,0 +1,119 @@
+"""Warm spares: on which idle nodes a job keeps hosts, what is prepared there, and what becomes of them.
+
+idle node -> claimed, host opened -> warm: ranks forked and built -> ready -> in a plan, or lost
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.detection.classify import host_fault
+from orchestrator.domain.cluster import KINDS, Node, NodeStatus
+from orchestrator.domain.ids import Device, Generation, NodeId
+from orchestrator.domain.job import Running, Spare
+from orchestrator.domain.plan import Plan
+from orchestrator.domain.protocol import PrepareSeats, RankExited, SeatsPrepared
+
+from .draft import Draft
+from .forming import open_host
+from .reforming import host_lost
+
+MAX_DEATHS = 3
+"""Of ranks that stand by on one node; then its host is closed and the node left alone for a while."""
+
+
+def want_spares(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
+    """Claim idle nodes up to the wanted number, and have those that are warm built for the plan that runs."""
+    state, record = draft.state, draft.record
+    if not isinstance(state, Running):
+        return
+    for node in [node for node in record.spares if not draft.usable >= set(record.spares[node].devices)]:
+        _drop(draft, node)  # its host is told lost by itself, if it is
+    missing = record.spec.recovery.spares - len(draft.record.spares)
+    for found in _candidates(draft, state.plan, nodes)[: max(0, missing)]:
+        draft.set(spares={**draft.record.spares, found.id: Spare(devices=found.devices(), domain=found.domain or "")})
+        draft.say("spare_claimed", f"{found.id} is to stand by with {found.num_devices} devices", node=found.id)
+        open_host(draft, found.id)
+    for node, spare in draft.record.spares.items():
+        if node in draft.record.warm and spare.asked_for != state.generation:
+            draft.call(node, PrepareSeats(generation=state.generation, devices=spare.devices, stand_by=state.plan))
+            _change(draft, node, asked_for=state.generation)
+
+
+def reserved(draft: Draft, nodes: Mapping[NodeId, Node], devices: frozenset[Device]) -> frozenset[Device]:
+    """Of devices to plan a new job on, those to leave idle for its spares where the rest is enough."""
+    count = draft.record.spec.recovery.spares
+    here = Counter(device.node for device in devices if device.node in nodes)
+    most = max(here.values(), default=0)
+    largest = sorted(node for node, number in here.items() if number == most)
+    kept = set(largest[len(largest) - count :]) if 0 < count < len(here) else set()
+    return frozenset(device for device in devices if device.node in kept)
+
+
+def spare_prepared(draft: Draft, node: NodeId, said: SeatsPrepared) -> bool:
+    """Whether the answer was a spare's."""
+    spare = draft.record.spares.get(node)
+    if spare is None or not set(said.pids) <= set(spare.devices):
+        return False
+    draft.set(
+        pids={**draft.record.pids, **said.pids},
+        listeners={**draft.record.listeners, **said.addresses},
+    )
+    if not spare.is_ready and set(spare.devices) <= set(draft.record.pids):
+        _change(draft, node, is_ready=True)
+        draft.say("spare_ready", f"{node} stands by: {len(spare.devices)} ranks are forked and built", node=node)
+    return True
+
+
+def spare_exited(draft: Draft, exited: RankExited) -> bool:
+    """Whether the rank that ended stood by; then it is forked again, a few times."""
+    node = exited.device.node
+    spare = draft.record.spares.get(node)
+    if spare is None:
+        return False
+    draft.forget_rank(exited.device)
+    if spare.deaths + 1 >= MAX_DEATHS:
+        why = f"{spare.deaths + 1} of its ranks ended while they stood by"
+        host_lost(draft, node, host_fault(node, why, draft.now), False)
+    else:
+        _change(draft, node, asked_for=Generation(0), is_ready=False, deaths=spare.deaths + 1)
+    return True
+
+
+def give_up_slow_spares(draft: Draft) -> None:
+    silent = draft.record.unreachable
+    for node in sorted(node for node, spare in draft.record.spares.items() if not spare.is_ready or node in silent):
+        host_lost(draft, node, host_fault(node, "it was not ready to stand by in time", draft.now), False)
+
+
+def _candidates(draft: Draft, plan: Plan, nodes: Mapping[NodeId, Node]) -> list[Node]:
+    """Idle nodes that could take the place of any node of the plan, those with a host first."""
+    record = draft.record
+    taken = {*plan.nodes, *record.spares, *record.avoided, *(record.target.nodes if record.target else ())}
+    most = max(Counter(device.node for device in plan.devices).values())
+    least = min(_memory(nodes[node]) for node in plan.nodes) if set(plan.nodes) <= set(nodes) else 0
+    found = [
+        node
+        for node in nodes.values()
+        if node.id not in taken
+        and node.status is NodeStatus.UP
+        and node.num_devices >= most
+        and _memory(node) >= least
+        and draft.usable >= set(node.devices())
+    ]
+    return sorted(found, key=lambda node: (node.id not in record.warm, node.id not in record.hosts, node.id))
+
+
+def _memory(node: Node) -> int:
+    return KINDS.get(node.kind, KINDS["cpu"]).memory_bytes
+
+
+def _change(draft: Draft, node: NodeId, **changes: Any) -> None:
+    draft.set(spares={**draft.record.spares, node: replace(draft.record.spares[node], **changes)})
+
+
+def _drop(draft: Draft, node: NodeId) -> None:
+    draft.set(spares={spare: found for spare, found in draft.record.spares.items() if spare != node})

@@ -1,0 +1,83 @@
+"""A rank that hangs is named, shown and replaced; whoever waits for it is left alone. Real processes, one host per node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.job import Cause, Succeeded
+from orchestrator.domain.spec import ParallelSpec
+from tests.integration.test_supervisor import JOB, a_rig
+from tests.jobs import a_job, largest_gap
+
+pytestmark = pytest.mark.timeout(120)
+
+PROGRAM = """
+import ctypes, os, time
+from worker.programs.causal_lm import CausalLM
+
+FOLDER = {folder!r}
+
+def first(name):
+    # Once per job, whoever comes first and however often the step is run again.
+    try:
+        os.close(os.open(os.path.join(FOLDER, name), os.O_CREAT | os.O_EXCL))
+        return True
+    except FileExistsError:
+        return False
+
+def a_loop_that_holds_the_gil():
+    ctypes.PyDLL(None).sleep(60)
+
+class Hanging(CausalLM):
+    def build(self, spec, first_layer, last_layer, tp, leaves):
+        stage = super().build(spec, first_layer, last_layer, tp, leaves)
+        whole = stage.forward
+        def forward(x, ids, step):
+            if int(step) == 14 and first("gil"):
+                a_loop_that_holds_the_gil()
+            if int(step) == 22 and first("slow"):
+                time.sleep(1.2)
+            return whole(x, ids, step)
+        stage.forward = forward
+        return stage
+
+PROGRAM = Hanging()
+"""
+
+
+def test_a_stopped_rank_and_one_that_holds_the_gil_are_named_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hanging.py").write_text(textwrap.dedent(PROGRAM.format(folder=str(tmp_path))))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    victim = Device(NodeId("n0"), 1)
+
+    async def scenario() -> None:
+        async with a_rig(tmp_path, num_nodes=1) as rig:
+            spec = replace(a_job(steps=28), program="hanging:PROGRAM", parallel=ParallelSpec(tp=1, pp=2))
+
+            async def stop() -> None:
+                os.kill((await rig.store.get(JOB)).pids[victim], signal.SIGSTOP)
+
+            job = await rig.run(spec, lambda step: stop() if step == 6 else None)
+            for incident in job.incidents:
+                print(incident.fault.message, incident.pause_s, dict(incident.phases), *incident.stack, sep="\n  ")
+            assert isinstance(job.state, Succeeded), job.state
+            stop_one, gil = job.incidents
+            assert stop_one.fault.cause is gil.fault.cause is Cause.HANG
+            assert stop_one.fault.devices == (victim,) and "stopped (SIGSTOP)" in stop_one.fault.message
+            assert any("a_loop_that_holds_the_gil" in line for line in gil.stack)
+            assert "slept outside any wait" in gil.fault.message and "1 rank waits for it" in gil.fault.message
+            assert job.false_alarms == 0 and sum(one.rolled_back for one in job.incidents) == 0
+            assert largest_gap(rig.losses, spec) <= 1e-5
+
+    asyncio.run(scenario())

@@ -1,0 +1,68 @@
+"""A job that trains until it is cancelled, for tests that trouble what is around it: as small as a job can be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from api.client import Client
+from api.views import JobView
+
+TEXT = "the quick brown fox jumps over the lazy dog\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TinyJob:
+    client: Client
+    id: str
+
+    @classmethod
+    def start(cls, client: Client, folder: Path, within_s: float = 90, **sections: dict[str, object]) -> TinyJob:
+        """Returns once it has committed some steps."""
+        text = folder / "tiny-job.txt"
+        text.write_text(TEXT * 400)
+        body = {
+            "name": "tiny",
+            "program": "causal_lm",
+            "data": {"files": [str(text)]},
+            "model": {"layers": 2, "width": 32, "heads": 2, "ffn": 64},
+            "train": {"steps": 1_000_000, "micro_batches": 8, "micro_batch_size": 1, "sequence": 32},
+            "parallel": {"tp": 1, "pp": 1},
+            "checkpoint": {"every": 0},
+            **sections,
+        }
+        job = cls(client, client.submit(body).id)
+        job.until(lambda view: view.step >= 5, within_s)
+        return job
+
+    def view(self) -> JobView:
+        return self.client.job(self.id)
+
+    def pids(self) -> dict[str, int | None]:
+        """By device."""
+        plan = self.view().plan
+        assert plan is not None
+        return {seat.device: seat.pid for seat in plan.seats}
+
+    def nodes(self) -> set[str]:
+        """Where it trains."""
+        return {device.rpartition("/")[0] for device in self.pids()}
+
+    def until(self, is_so: Callable[[JobView], bool], within_s: float = 60) -> JobView:
+        deadline = time.monotonic() + within_s
+        while not is_so(view := self.view()):
+            assert not view.is_over, view.reason
+            assert time.monotonic() < deadline, f"not within {within_s:g} s: {view.status}, step {view.step}, {view.reason}"
+            time.sleep(0.05)
+        return view
+
+    def trains_on(self, steps: int = 5, within_s: float = 60) -> JobView:
+        """So many more steps are recorded, and it runs."""
+        wanted = self.view().step + steps
+        return self.until(lambda view: view.status == "RUNNING" and view.step >= wanted, within_s)
+
+    def assert_every_step_once(self) -> None:
+        steps = [step.step for step in self.client.all_metrics(self.id)]
+        assert steps == list(range(1, len(steps) + 1)), "a step is missing or was counted twice"

@@ -1,0 +1,27 @@
+"""The page of public incidents names tests that exist, for every row."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "decisions" / "incidents.md").read_text("utf-8")
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def test_every_row_is_there_once() -> None:
+    assert re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE) == [str(number) for number in range(1, 28)]
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\| [^|\n]+ \|.*$", PAGE, re.MULTILINE)[1:], ids=lambda row: row[2:30])
+def test_a_row_names_a_test_or_says_why_not(row: str) -> None:
+    if row.startswith("| killed"):
+        return
+    named = NAMED.findall(row)
+    assert named or "later:" in row or "not:" in row, row
+    for path, name in named:
+        assert (ROOT / path).is_file(), path
+        assert f"\ndef {name}(" in (ROOT / path).read_text("utf-8"), f"{path} has no {name}"

@@ -1,0 +1,267 @@
+"""A host says that a rank stands still: all hosts are asked, and what they see together decides who pays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from orchestrator.domain.events import DeadlinePassed
+from orchestrator.domain.ids import Device, NodeId, Rank, Step
+from orchestrator.domain.job import Cause, Failed, Reforming, Running, Stopping
+from orchestrator.domain.protocol import (
+    CloseGeneration,
+    CloseHost,
+    FormGeneration,
+    KillRank,
+    LookAround,
+    RankExited,
+    RanksSeen,
+    RanksStalled,
+)
+from orchestrator.domain.sight import Phase, RankSight, Traffic
+from orchestrator.supervisor.deadlines import LOOK_S, deadlines
+from tests.builders import JOB, Bench, a_report, a_spec
+
+N0, N1, N2, N3 = (NodeId(f"n{number}") for number in range(4))
+
+
+def trained() -> Bench:
+    return Bench(spec=a_spec(tp=2, pp=2, dp=2)).running().passed(1, 2, 3)
+
+
+def sights(bench: Bench, **changes: RankSight) -> dict[Device, RankSight]:
+    """Everybody waits in the vote for rank 3, which does not wait: changes by the rank's number, r0=..."""
+    seen = {}
+    for seat in bench.plan.seats:
+        sight = RankSight(
+            device=seat.device,
+            generation=bench.record.generation,
+            phase=Phase.VOTE,
+            step=Step(4),
+            still_s=1.2,
+            in_wait=seat.rank != 3,
+            group="vote",
+            collective=40,
+            traffic={Rank(3): Traffic(sent=4, received=3, awaits=True)} if seat.rank != 3 else {},
+        )
+        seen[seat.device] = changes.get(f"r{seat.rank}", sight)
+    return seen
+
+
+def guilty(bench: Bench) -> RankSight:
+    return replace(sights(bench)[bench.device(3)], is_guilty=True, why="has slept outside any wait for 1.5 s")
+
+
+def stalled(bench: Bench, node: NodeId, seen: dict[Device, RankSight]) -> Bench:
+    here = tuple(sight for device, sight in seen.items() if device.node == node)
+    return bench.said(node, RanksStalled(generation=bench.record.generation, sights=here, why="n1/1 has slept"))
+
+
+def answer(bench: Bench, seen: dict[Device, RankSight], nodes: Iterable[NodeId] = (N0, N1, N2, N3)) -> Bench:
+    for node in nodes:
+        looking = bench.record.looking
+        if looking is None:
+            break
+        here = tuple(sight for device, sight in seen.items() if device.node == node)
+        bench.said(node, RanksSeen(generation=looking.generation, number=looking.number, sights=here))
+    return bench
+
+
+def asked(bench: Bench) -> set[NodeId]:
+    return {node for node, _ in bench.calls(LookAround)}
+
+
+def test_the_culprit_is_killed_with_its_stack_kept_and_those_who_wait_are_closed_like_any_survivor() -> None:
+    bench = trained()
+    culprit = bench.device(3)
+    seen = sights(bench, r3=guilty(bench))
+    stalled(bench, culprit.node, seen)
+    assert asked(bench) == {N0, N1, N2, N3} and isinstance(bench.state, Running)
+    answer(bench, seen)
+    ((node, kill),) = bench.calls(KillRank)
+    assert isinstance(kill, KillRank) and node == culprit.node
+    assert (kill.device, kill.dump, kill.pid) == (culprit, True, bench.record.pids[culprit])
+    assert kill.mark == seen[culprit].mark and "7 ranks wait for it" in kill.why
+    assert isinstance(bench.state, Reforming) and bench.record.looking is None
+    fault = bench.state.fault
+    assert fault.cause is Cause.HANG and fault.devices == (culprit,)
+    assert fault.at == bench.now - 1.2 and fault.signature == "hang in VOTE" and not fault.is_external
+    assert (
+        f"rank 3 on {culprit} (in VOTE of step 4) has slept outside any wait for 1.5 s; 7 ranks wait for it"
+        in fault.message
+    )
+    # Its own end is no news, but for where it stood.
+    report = a_report(culprit, generation=1, held=None)
+    pid = bench.record.pids[culprit]
+    bench.said(
+        culprit.node, RankExited(device=culprit, pid=pid, exit_code=-9, report=report, stack=("Thread 0x1", "  File x"))
+    )
+    bench.prepared().all_report(lambda device: a_report(device, voted=3, passed=3, held=3))
+    bench.ready().passed(4)
+    (incident,) = bench.record.incidents
+    assert incident.fault == fault and incident.stack == ("Thread 0x1", "  File x") and incident.rolled_back == 0
+    assert bench.record.false_alarms == 0
+
+
+def test_a_process_that_somebody_stopped_is_no_fault_of_the_program() -> None:
+    bench = trained()
+    stopped = replace(guilty(bench), is_stopped=True, why="has been stopped (SIGSTOP) for 0.5 s")
+    seen = sights(bench, r3=stopped)
+    answer(stalled(bench, N1, seen), seen)
+    assert isinstance(bench.state, Reforming) and bench.state.fault.is_external and not bench.state.fault.signature
+
+
+def test_everybody_is_asked_once_however_many_hosts_complain() -> None:
+    bench = trained()
+    seen = sights(bench)
+    stalled(bench, N0, seen)
+    first = bench.record.looking
+    stalled(bench, N1, seen)
+    assert bench.record.looking == first and not bench.calls(LookAround)
+
+
+def test_complaints_of_another_generation_are_nothing() -> None:
+    bench = trained()
+    late = RanksStalled(generation=type(bench.record.generation)(7), sights=(), why="?")
+    assert bench.said(N0, late).record.looking is None
+
+
+def test_ranks_that_have_moved_on_are_a_false_alarm_and_counted() -> None:
+    bench = trained()
+    seen = {device: replace(sight, still_s=0.02) for device, sight in sights(bench).items()}
+    answer(stalled(bench, N0, seen), seen)
+    assert isinstance(bench.state, Running) and bench.record.false_alarms == 1 and not bench.calls(KillRank)
+    assert any(entry.type == "false_alarm" for entry in bench.history)
+
+
+def test_a_rank_that_merely_takes_long_is_left_alone_and_is_no_false_alarm() -> None:
+    bench = trained()
+    answer(stalled(bench, N0, sights(bench)), sights(bench))
+    assert isinstance(bench.state, Running) and bench.record.false_alarms == 0 and bench.record.looking is None
+
+
+def test_a_silent_host_whose_ranks_everybody_waits_for_is_given_up_at_once() -> None:
+    """Power was lost and nothing says so: no connection is reset, no process is seen to end."""
+    bench = trained()
+    seen = sights(bench)
+    silent = bench.device(3).node
+    on_it = {device for device in bench.plan.devices if device.node == silent}
+    others = [node for node in bench.nodes if node != silent]
+    stalled(bench, N0, seen)
+    answer(bench, seen, others)
+    assert bench.record.looking is not None, "one has yet to answer"
+    bench.host_silent(silent)
+    assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.NODE_LOST
+    assert bench.state.lost == on_it and "6 ranks have waited" in bench.state.fault.message
+    assert {node for node, _ in bench.calls(CloseHost)} == {silent}
+
+
+def test_a_host_known_to_be_silent_is_not_waited_for() -> None:
+    bench = trained()
+    seen = sights(bench)
+    bench.host_silent(bench.device(3).node)
+    others = set(bench.nodes) - {bench.device(3).node}
+    stalled(bench, bench.device(0).node, seen)
+    assert asked(bench) == others
+    answer(bench, seen, others)
+    assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.NODE_LOST
+
+
+def test_a_host_that_is_merely_slow_to_answer_is_not_given_up() -> None:
+    bench = trained()
+    stalled(bench, N0, sights(bench))
+    answer(bench, sights(bench), (N0, N2, N3))
+    (key,) = [key for key in deadlines(bench.record) if key.startswith("look:")]
+    assert deadlines(bench.record)[key] == LOOK_S
+    bench.tell(DeadlinePassed(job=JOB, key=key))
+    assert isinstance(bench.state, Running) and bench.record.looking is None
+
+
+def test_a_control_plane_that_reaches_nobody_concludes_nothing() -> None:
+    bench = trained()
+    stalled(bench, N0, sights(bench))
+    for node in bench.nodes:
+        bench.host_silent(node)
+    assert isinstance(bench.state, Running) and bench.record.looking is None
+
+
+def lost_link(bench: Bench, a: int, b: int) -> dict[Device, RankSight]:
+    """All wait for rank b, which waits for what rank a has sent."""
+    seen = {}
+    for device, sight in sights(bench).items():
+        rank = bench.plan.seat_of[device].rank
+        traffic = {Rank(b): Traffic(sent=4, received=4, awaits=True)}
+        if rank == b:
+            traffic = {Rank(r): Traffic(sent=4, received=3 if r == a else 4, awaits=r == a) for r in range(8)}
+        seen[device] = replace(sight, in_wait=True, traffic=traffic)
+    return seen
+
+
+def test_a_link_that_lost_messages_is_made_anew_once_it_was_found_twice() -> None:
+    bench = trained()
+    seen = lost_link(bench, 0, 5)
+    answer(stalled(bench, N0, seen), seen)
+    assert isinstance(bench.state, Running) and bench.record.looking is not None, "two hosts never look at one instant"
+    answer(bench, seen)
+    assert isinstance(bench.state, Reforming) and not bench.calls(KillRank)
+    fault = bench.state.fault
+    assert fault.cause is Cause.LINK_LOST and fault.devices == (bench.device(0), bench.device(5)) and fault.is_external
+    assert {node for node, _ in bench.calls(CloseGeneration)} == set(bench.nodes)
+    before = bench.plan
+    bench.prepared().all_report(lambda device: a_report(device, voted=3, passed=3, held=3))
+    assert bench.plan.pipelines == before.pipelines and bench.calls(FormGeneration)
+
+
+def test_a_link_that_was_seen_lost_and_works_by_the_second_look_is_left_alone() -> None:
+    bench = trained()
+    seen = lost_link(bench, 0, 5)
+    answer(stalled(bench, N0, seen), seen)
+    moved = {device: replace(sight, collective=41, still_s=0.01) for device, sight in seen.items()}
+    answer(bench, moved)
+    assert isinstance(bench.state, Running) and bench.record.false_alarms == 1
+
+
+def test_the_same_link_a_second_time_costs_the_node_that_is_in_more_of_them() -> None:
+    bench = trained()
+    worst = bench.device(5).node
+    for number, (a, b) in enumerate(((0, 5), (1, 5), (0, 5)), start=1):
+        seen = lost_link(bench, a, b)
+        answer(answer(stalled(bench, N0, seen), seen), seen)
+        assert isinstance(bench.state, Reforming) and len(bench.record.lost_links) == number
+        if number < 3:
+            assert not bench.calls(CloseHost)
+            bench.recovered()
+    assert {node for node, _ in bench.calls(CloseHost)} == {worst}
+
+
+def test_a_circle_found_twice_fails_the_job_and_kills_nobody() -> None:
+    bench = trained()
+    seen = {
+        device: replace(
+            sight,
+            in_wait=True,
+            group=f"tp[{rank},{(rank + 1) % 8}]",
+            traffic={Rank((rank + 1) % 8): Traffic(sent=4, received=4, awaits=True)},
+        )
+        for rank, (device, sight) in enumerate(sights(bench).items())
+    }
+    # What everybody has sent to the one who waits for it, it has received.
+    for rank, device in enumerate(list(seen)):
+        back = {Rank((rank - 1) % 8): Traffic(sent=4, received=4)}
+        seen[device] = replace(seen[device], traffic={**seen[device].traffic, **back})
+    answer(stalled(bench, N0, seen), seen)
+    assert isinstance(bench.state, Running)
+    answer(bench, seen)
+    assert isinstance(bench.state, Stopping) and isinstance(bench.state.outcome, Failed)
+    assert "do not call" in bench.state.outcome.message or "does not call" in bench.state.outcome.message
+    assert not bench.calls(KillRank)
+
+
+def test_a_watch_that_does_not_look_is_told() -> None:
+    bench = trained()
+    seen = sights(bench)
+    stalled(bench, N0, seen)
+    looking = bench.record.looking
+    assert looking is not None
+    bench.said(N2, RanksSeen(generation=looking.generation, number=looking.number, sights=(), looked_s_ago=9.0))
+    assert any(entry.type == "watch_asleep" and "n2" in entry.message for entry in bench.history)
