@@ -16,7 +16,7 @@ import pytest
 from orchestrator.adapters.memory import MemoryStore
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import Device, Term
-from orchestrator.domain.job import Reforming, Running, Succeeded
+from orchestrator.domain.job import Running, Succeeded
 from orchestrator.domain.layout import partners
 from orchestrator.domain.plan import Plan
 from orchestrator.ports import Commit
@@ -34,7 +34,7 @@ SECOND: dict[str, Phase | str] = {
     "gathering": Phase.RESTORE,
     "first step": Phase.COMPUTE,
 }
-"""Where the second rank is killed: at a fault point, as soon as it is forked, or when its page shows this phase."""
+"""Where the second rank is killed: at a fault point, as soon as it is forked, or once its page shows this phase."""
 APART = 5
 
 
@@ -87,15 +87,18 @@ def bystander(plan: Plan, first: Device) -> Device:
 
 
 def strike(rig: Rig, victim: Device, generation: int, phase: Phase | str, name: str, struck: list[str]) -> None:
-    """Kill the process on a device when its page shows that phase of a later generation; "": when it is a new one."""
+    """Kill the process on a device when its page shows that phase of a later generation; "": when it is a new one.
+
+    Or a later phase: on a loaded machine the few milliseconds of one may pass between two looks.
+    """
     crew = lambda: rig.cluster._hosts[JOB, victim.node]._crew  # noqa: E731
     old = crew().at[victim].pid
     deadline = time.monotonic() + 20.0
     while time.monotonic() < deadline:
         with contextlib.suppress(KeyError, ValueError):  # between two processes; a page that is closed
             seat = crew().at[victim]
-            sight = seat.page.look()
-            if (seat.pid not in (0, old)) if phase == "" else (sight.generation > generation and sight.phase == phase):
+            sight = seat.page.glance()
+            if (seat.pid not in (0, old)) if phase == "" else (sight.generation > generation and sight.phase >= phase):
                 os.kill(seat.pid, signal.SIGKILL)
                 struck.append(name)
                 return
@@ -107,10 +110,12 @@ class Failing(MemoryStore):
 
     rig: Rig
     left = 0
+    """Commits until then; 0 for never."""
 
     async def commit(self, term: Term, commit: Commit) -> None:
         await super().commit(term, commit)
-        if self.left and any(isinstance(record.state, Reforming) for record in commit.jobs.values()):
+        is_recovering = any(one.pause_s is None for record in commit.jobs.values() for one in record.incidents[-1:])
+        if self.left and is_recovering:
             self.left -= 1
             if not self.left:
                 supervisor = self.rig.supervisor
@@ -119,9 +124,9 @@ class Failing(MemoryStore):
                 await asyncio.sleep(60)
 
 
-def test_supervisor_that_dies_between_any_two_commits_of_a_recovery_is_succeeded(tmp_path: Path) -> None:
-    points = 4
-    spec = a_job(steps=APART * (points + 1))
+def test_supervisor_that_dies_after_any_commit_of_a_recovery_is_succeeded(tmp_path: Path) -> None:
+    recoveries = 4
+    spec = a_job(steps=APART * (recoveries + 1))
 
     async def scenario() -> None:
         async with a_rig(tmp_path, num_nodes=2) as rig:
@@ -129,31 +134,32 @@ def test_supervisor_that_dies_between_any_two_commits_of_a_recovery_is_succeeded
             rig.store = store = Failing(time.time)
             store.rig = rig
             rig.start_supervisor()
-            supervisors = 1
+            died_after: list[int] = []
             pids: list[dict[Device, int]] = []
 
             async def follow() -> None:
-                nonlocal supervisors
                 while True:
                     task = rig.supervisor
                     assert task is not None
                     await asyncio.wait([task])
-                    supervisors += 1
-                    rig.start_supervisor(f"number-{supervisors}")
+                    died_after.append(len(pids))
+                    rig.start_supervisor(f"number-{len(died_after) + 1}")
 
             async def disturb(step: int) -> None:
-                if step % APART == 0 and step <= APART * points:
+                if step % APART == 0 and len(pids) < recoveries:
                     pids.append(dict((await store.get(JOB)).pids))
-                    store.left = step // APART
-                    await rig.kill_rank(step // APART % 4)
+                    store.left = len(pids)  # the first recovery's first commit, the second one's second, ...
+                    await rig.kill_rank(len(pids) % 4)
 
             keeper = asyncio.create_task(follow())
             job = await rig.run(spec, disturb)
             keeper.cancel()
+            print("the supervisor died after commits", died_after)
             assert isinstance(job.state, Succeeded), job.state
-            assert supervisors > points, "one more after each death"
+            # How many commits a recovery has depends on what becomes known together: never fewer than closing and settling.
+            assert {1, 2} <= set(died_after)
             assert sum(incident.rolled_back for incident in job.incidents) == 0
-            assert [incident.attempts for incident in job.incidents] == [1] * points
+            assert [incident.attempts for incident in job.incidents] == [1] * recoveries
             for before, after in pairwise(pids):
                 assert sum(before[device] == after[device] for device in before) == 3, "survivors keep their processes"
             assert largest_gap(rig.losses, spec) <= 1e-5
