@@ -128,7 +128,7 @@ def fault_carried_out(draft: Draft, said: FaultCarriedOut) -> None:
             _judge(draft, one, Verdict.REFUSED, said.message)
         else:
             step = said.step or draft.record.committed
-            _update(draft, one, carried_out_at=said.at, step=step, message=said.message)
+            _update(draft, one, carried_out_at=said.at, step=step, message=said.message, **_heard(draft))
             draft.say("fault_carried_out", f"{one.asked.fault}: {said.message}", fault=one.id, step_of_fault=step)
 
 
@@ -170,23 +170,33 @@ def judge_faults(draft: Draft) -> None:
             _judge(draft, done, Verdict.RECOVERED, incident.fault.message)
 
 
+def _heard(draft: Draft) -> dict[str, Any]:
+    """The supervisor's own clock and count: hosts have clocks of their own, and the difference may be any."""
+    incident = draft.incident
+    is_over = incident is not None and incident.pause_s is not None
+    before = 0 if incident is None else incident.number if is_over else incident.number - 1
+    return {"heard_at": draft.now, "after": before}
+
+
 def _look_for_incident(draft: Draft, one: Injected) -> None:
     incident = draft.incident
     assert one.carried_out_at is not None
-    is_new = incident is not None and (incident.closed_at or incident.fault.at) >= one.carried_out_at - QUIET_S
+    is_new = incident is not None and incident.number > one.after
     others = [other for other in _open(draft) if incident is not None and other.incident == incident.number]
     if one.asked.fault not in NOTICEABLE and any(other.asked.fault in NOTICEABLE for other in others):
         is_new = False  # it has its explanation
     if is_new and incident is not None and incident.pause_s is None and _shows(one, incident.fault):
         _explain(draft, one, incident.number, incident.fault)
         return
-    over_at = one.carried_out_at + one.asked.duration_s + QUIET_S
+    heard_at = one.heard_at if one.heard_at is not None else one.carried_out_at
+    over_at = heard_at + one.asked.duration_s + QUIET_S
     quiet_steps = draft.record.committed - one.step
     enough = QUIET_STEPS
     if one.asked.fault is FaultKind.BIT_FLIP:  # copies are compared only now and then
         enough += 2 * draft.record.spec.recovery.compare_every
-    # Steps alone are enough in the end: the wall clock may have jumped back since.
-    is_over = (draft.now >= over_at and quiet_steps >= enough) or quiet_steps >= 10 * enough
+    # A clock that has jumped back says nothing about how long it has been; steps alone are enough then.
+    is_late = draft.now >= over_at or draft.now < heard_at
+    is_over = (is_late and quiet_steps >= enough) or quiet_steps >= 10 * enough
     if isinstance(draft.state, Running) and is_over:
         seen = one.asked.fault not in NOTICEABLE
         _judge(
@@ -232,6 +242,7 @@ def _begin(
         carried_out_at=draft.now if carried_out else None,
         step=draft.record.committed,
         message=carried_out,
+        **(_heard(draft) if carried_out else {}),
     )
     draft.set(injected=(*draft.record.injected, one)[-MAX_INJECTED:])
     whom = ", ".join(map(str, devices)) or "the control plane"

@@ -43,4 +43,6 @@ def schedule(seed: int) -> Schedule:
     """A node first, then whatever the seed draws, two at a time."""
     random, of_all = Random(seed), Schedule(kinds=dict(ALL_KINDS))
     drawn = [draw(random, of_all, "job").model_dump(exclude_defaults=True, exclude={"job"}) for _ in range(NUM_FAULTS - 1)]
-    return Schedule(seed=seed, faults=({"kind": "node_kill", "seed": seed}, *drawn), duration_s=SOAK_S, regrow_s=2, at_once=2)
+    return Schedule(
+        seed=seed, faults=({"kind": "node_kill", "seed": seed}, *drawn), duration_s=SOAK_S, regrow_s=2, at_once=2
+    )
