@@ -198,13 +198,18 @@ def _look_for_incident(draft: Draft, one: Injected) -> None:
     is_late = draft.now >= over_at or draft.now < heard_at
     is_over = (is_late and quiet_steps >= enough) or quiet_steps >= 10 * enough
     if isinstance(draft.state, Running) and is_over:
-        seen = one.asked.fault not in NOTICEABLE
         _judge(
             draft,
             one,
-            Verdict.HARMLESS if seen else Verdict.UNDETECTED,
+            Verdict.UNDETECTED if _has_to_be_noticed(draft, one) else Verdict.HARMLESS,
             f"step {draft.record.committed} is committed and nothing had to be recovered",
         )
+
+
+def _has_to_be_noticed(draft: Draft, one: Injected) -> bool:
+    """An exact job votes on a step whose numbers are bad once more before anybody leaves."""
+    again = one.asked.fault is FaultKind.NAN and bool(draft.record.spec.train.exact)
+    return one.asked.fault in NOTICEABLE and not again
 
 
 def _shows(one: Injected, fault: Fault) -> bool:
@@ -221,7 +226,7 @@ def _judge_at_the_end(draft: Draft, one: Injected) -> None:
         _judge(draft, one, Verdict.JOB_FAILED, message)
     elif one.incident is not None:
         _judge(draft, one, Verdict.RECOVERED, "the job ended well")
-    elif one.asked.fault in NOTICEABLE and isinstance(outcome, Succeeded) and one.step < draft.record.committed:
+    elif _has_to_be_noticed(draft, one) and isinstance(outcome, Succeeded) and one.step < draft.record.committed:
         _judge(draft, one, Verdict.UNDETECTED, "the job succeeded and nobody had noticed")
     else:
         _judge(draft, one, Verdict.HARMLESS, "the job ended before anybody minded")

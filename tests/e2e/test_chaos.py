@@ -17,7 +17,7 @@ from deploy.local import up
 pytestmark = pytest.mark.timeout(420)
 SEED = int(os.environ.get("EVERSTEP_SEED", "375"))
 NUM_FAULTS = 14
-SOAK_S = 75.0
+SOAK_S = 60.0
 
 
 def test_a_short_soak_leaves_no_trace(tmp_path: Path) -> None:

@@ -142,6 +142,16 @@ def test_numbers_that_are_not_finite_are_what_a_nan_looks_like_though_nobody_is_
     assert last(bench).verdict is Verdict.OPEN and last(bench).cause is Cause.NOT_FINITE
 
 
+@pytest.mark.parametrize(("exact", "verdict"), [(False, Verdict.UNDETECTED), (True, Verdict.HARMLESS)])
+def test_an_exact_job_makes_a_step_with_a_nan_again_and_needs_no_recovery(exact: bool, verdict: Verdict) -> None:
+    bench = Bench(spec=replace(Bench().spec, train=replace(Bench().spec.train, steps=100, exact=exact)))
+    bench.running().passed(1, 2, 3)
+    struck(bench.tell(asked(FaultKind.NAN, rank=1)), step=3)
+    bench.now += QUIET_S + 1
+    bench.passed(*range(4, 4 + QUIET_STEPS))
+    assert last(bench).verdict is verdict
+
+
 def test_a_clock_that_jumps_back_holds_no_verdict_up() -> None:
     bench = trained()
     struck(bench.tell(asked(FaultKind.SLOW, rank=1)), step=3)
