@@ -190,6 +190,8 @@ class Reforming:
     waiting: str | None = None
     is_patient: bool = False
     """Silent hosts are waited for longer, because they may hold the only copy of something."""
+    is_rested: bool = False
+    """The network has been left alone for a while; see recovery/breaker.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,3 +366,7 @@ class JobRecord:
     """Looks that found nothing standing still."""
     lost_links: tuple[tuple[Device, Device], ...] = ()
     """Pairs between which messages were lost, oldest first."""
+    bad_ends: Mapping[NodeId, int] = field(default_factory=dict)
+    """Nodes that were given up because of their links, and how often."""
+    barred: frozenset[NodeId] = frozenset()
+    """Those of them that are not used for a while, however well they answer."""

@@ -193,7 +193,19 @@ def _renew_links(draft: Draft, found: LinksLost, pairs: tuple[tuple[Device, Devi
         draft.call(worst.node, KillRank(device=worst, why=f"killed, {found.message}", pid=pid))
         begin_reform(draft, fault)
     else:
+        _bar(draft, worst.node)
         host_lost(draft, worst.node, fault, False)
+
+
+def _bar(draft: Draft, node: NodeId) -> None:
+    times = draft.record.bad_ends.get(node, 0) + 1
+    draft.set(barred=draft.record.barred | {node}, bad_ends={**draft.record.bad_ends, node: times})
+    draft.say("barred", f"{node} is not used for a while: messages to or from it are lost", node=node, times=times)
+
+
+def unbar(draft: Draft, key: str) -> None:
+    """It may be tried again; key: of the deadline, bar:NODE:TIMES."""
+    draft.set(barred=draft.record.barred - {NodeId(key.removeprefix("bar:").rpartition(":")[0])})
 
 
 def _worst(pairs: list[tuple[Device, Device]], history: tuple[tuple[Device, Device], ...]) -> Device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestrator.domain.events import DeadlinePassed
+from orchestrator.domain.events import DeadlinePassed, HostClosed, ReleaseRequested
 from orchestrator.domain.ids import Device, NodeId, Rank, Step
 from orchestrator.domain.job import Cause, Failed, Reforming, Running, Stopping
 from orchestrator.domain.protocol import (
@@ -19,7 +19,7 @@ from orchestrator.domain.protocol import (
     RanksStalled,
 )
 from orchestrator.domain.sight import Phase, RankSight, Traffic
-from orchestrator.supervisor.deadlines import LOOK_S, deadlines
+from orchestrator.supervisor.deadlines import BAR_S, LOOK_S, MAX_BAR_S, deadlines
 from orchestrator.supervisor.stalling import SILENT_STEPS, SILENT_STILL_S
 from tests.builders import JOB, Bench, a_report, a_spec
 
@@ -301,6 +301,53 @@ def test_the_same_link_a_second_time_costs_the_node_that_is_in_more_of_them() ->
             assert not bench.calls(CloseHost)
             bench.recovered()
     assert {node for node, _ in bench.calls(CloseHost)} == {worst}
+
+
+def one_end_given_up(bench: Bench) -> NodeId:
+    """The link of ranks 0 and 5 is lost, made anew, and lost again; the node that pays for it."""
+    while True:
+        seen = lost_link(bench, 0, 5)
+        answer(answer(stalled(bench, N0, seen), seen), seen)
+        if closed := bench.calls(CloseHost):
+            return closed[0][0]
+        bench.recovered()
+
+
+def bar(bench: Bench) -> tuple[str, float]:
+    ((key, seconds),) = [(k, s) for k, s in deadlines(bench.record).items() if k.startswith("bar:")]
+    return key, seconds
+
+
+def test_a_node_that_was_given_up_for_its_links_is_not_used_at_once_again() -> None:
+    """It answers the supervisor, so nothing else would keep it from being used, and from stopping everybody again."""
+    bench = Bench(spec=a_spec(tp=2, pp=2, dp=None)).running().passed(1, 2, 3)
+    bad = one_end_given_up(bench)
+    bench.planned()
+    bench.recovered().passed(4).tell(HostClosed(job=JOB, node=bad))
+    assert bad not in bench.record.hosts | bench.record.avoided and not bench.record.planning
+    key, seconds = bar(bench)
+    assert seconds == BAR_S
+    bench.tell(DeadlinePassed(job=JOB, key=key))
+    assert bench.record.planning and {d for d, _ in bench.asked().devices} >= {Device(bad, 0), Device(bad, 1)}
+
+
+def test_a_node_with_a_bad_link_is_used_where_nothing_fits_without_it() -> None:
+    bench = trained()
+    bad = one_end_given_up(bench)
+    bench.planned()
+    assert isinstance(bench.state, Reforming) and bench.state.waiting and not bench.record.barred
+    bench.host_closed(bad)
+    assert bad in bench.plan.nodes
+
+
+def test_each_time_it_is_kept_out_for_longer_until_an_operator_releases_it() -> None:
+    bench = trained()
+    bad = one_end_given_up(bench)
+    for times, seconds in ((1, BAR_S), (4, 8 * BAR_S), (40, MAX_BAR_S)):
+        (found,) = [s for key, s in deadlines(replace(bench.record, bad_ends={bad: times})).items() if "bar" in key]
+        assert found == seconds
+    bench.tell(ReleaseRequested(node=bad))
+    assert not bench.record.barred and not bench.record.bad_ends
 
 
 def test_a_circle_found_twice_fails_the_job_and_kills_nobody() -> None:
