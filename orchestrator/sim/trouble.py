@@ -30,6 +30,8 @@ INJECTED = (
 )
 """Those from which a job recovers."""
 
+UNPLUGGED_S = (0.5, 1.0, 10.0, 60.0)
+
 
 class Troublemaker:
     """Acts until the scenario's time is up; `is_quiet` from then on."""
@@ -104,7 +106,7 @@ class Troublemaker:
             case Trouble.CUT_HOST:
                 self._to_a_host(trouble, hosts, lambda host: self._cut(host, rng.choice((0.5, 5.0, 25.0, 100.0))))
             case Trouble.UNPLUG:
-                self._to_a_host(trouble, hosts, lambda host: self._unplug(host.node, rng.choice((0.5, 1.0, 10.0, 60.0))))
+                self._to_a_host(trouble, hosts, lambda host: self._unplug(host.node, rng.choice(UNPLUGGED_S)))
             case Trouble.CUT_ALL:
                 seconds = rng.choice((1.0, 5.0, 20.0))
                 world.note(f"* no host can be reached for {seconds} s")
@@ -154,7 +156,7 @@ class Troublemaker:
         if world.scenario.troubles == (Trouble.INJECT,):
             self._inject()
             return
-        if not world.records():
+        if not world.records() or world.unplugged:
             return
         for job, record in sorted(world.records().items()):
             state = record.state

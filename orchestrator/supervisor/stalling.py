@@ -46,6 +46,7 @@ SILENT_STILL_S = 1.5
 """After a cut of a second the kernel's next attempt to send has brought the links back by then."""
 SILENT_STEPS = 2.0
 """Nothing moves anywhere for so many typical steps: whoever waits for a silent host does not wait for a slow one."""
+LOOK_AGAIN_S = 0.3
 ASLEEP_S = 2.0
 """A host's watch that has not looked for so long watches nothing."""
 
@@ -100,6 +101,10 @@ def conclude(draft: Draft) -> None:
     ranks = _ranks(draft)
     silent = draft.record.unreachable & {device.node for device in ranks.values()}
     found = diagnose(ranks, looking.generation, sights, silent)
+    if silent and looking.asked - draft.record.unreachable - set(looking.seen):
+        # Whoever is late with an answer is none of the silent ones: it is asked again.
+        draft.set(looking=replace(looking, after_s=LOOK_AGAIN_S, asked=frozenset(), seen={}))
+        return
     if not looking.is_alarm and not isinstance(found, NodesSilent):
         return  # nobody has complained
     match found:

@@ -20,7 +20,7 @@ from orchestrator.domain.protocol import (
 )
 from orchestrator.domain.sight import Phase, RankSight, Traffic
 from orchestrator.supervisor.deadlines import BAR_S, LOOK_S, MAX_BAR_S, deadlines
-from orchestrator.supervisor.stalling import SILENT_STEPS, SILENT_STILL_S
+from orchestrator.supervisor.stalling import LOOK_AGAIN_S, SILENT_STEPS, SILENT_STILL_S
 from tests.builders import JOB, Bench, a_report, a_spec
 
 N0, N1, N2, N3 = (NodeId(f"n{number}") for number in range(4))
@@ -244,6 +244,19 @@ def test_a_host_that_is_merely_slow_to_answer_is_not_given_up() -> None:
     assert deadlines(bench.record)[key] == LOOK_S
     bench.tell(DeadlinePassed(job=JOB, key=key))
     assert isinstance(bench.state, Running) and bench.record.looking is None
+
+
+def test_while_a_host_is_silent_who_was_late_with_an_answer_is_asked_again() -> None:
+    bench = trained()
+    silent, seen = bench.device(3).node, waiting(bench, SILENT_STILL_S)
+    late = bench.device(7).node
+    bench.host_silent(silent)
+    answer(bench, seen, [node for node in bench.nodes if node not in (silent, late)])
+    bench.tell(DeadlinePassed(job=JOB, key=look_deadline(bench)[0]))
+    assert isinstance(bench.state, Running) and look_deadline(bench)[1] == LOOK_AGAIN_S
+    bench.tell(DeadlinePassed(job=JOB, key=look_deadline(bench)[0]))
+    answer_all_but(bench, silent, seen)
+    assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.NODE_LOST
 
 
 def test_a_control_plane_that_reaches_nobody_concludes_nothing() -> None:
