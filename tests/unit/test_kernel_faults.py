@@ -80,6 +80,18 @@ def test_what_mirrors_do_not_cover_is_refused_unless_asked_for() -> None:
     assert hit(bench.tell(asked(device=mirror, beyond_mirrors=True))) == [mirror]
 
 
+def test_a_flipped_bit_is_not_copied_before_copies_were_compared() -> None:
+    bench = trained()
+    owner = bench.device(0)
+    mirror = partners(bench.plan)[owner]
+    struck(bench.tell(asked(FaultKind.BIT_FLIP, device=owner)))
+    bench.tell(asked(device=mirror))
+    assert last(bench).verdict is Verdict.REFUSED, "whoever came instead would be given the flipped bit"
+    other = trained()
+    other.tell(asked(device=mirror)).tell(asked(FaultKind.BIT_FLIP, device=owner))
+    assert last(other).verdict is Verdict.REFUSED
+
+
 def test_a_slow_rank_may_be_the_mirror_of_one_that_is_killed() -> None:
     bench = trained().tell(asked(rank=0))
     assert hit(bench.tell(asked(FaultKind.SLOW, device=partners(bench.plan)[bench.device(0)])))
