@@ -89,6 +89,8 @@ def test_host_of_rank_0_is_killed_and_then_the_one_after_it(machines: Machines, 
     print(f"\npauses: {pauses}")
     for host in hosts:
         machines.start(host)
+    machines.all_train()
+    assert len(job.nodes()) == 4
 
 
 def test_ten_seconds_without_a_link_and_the_host_is_used_again(machines: Machines, job: TinyJob) -> None:

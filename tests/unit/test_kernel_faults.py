@@ -179,6 +179,20 @@ def test_an_incident_that_was_over_before_explains_nothing() -> None:
     assert last(bench).after == 1 and last(bench).incident is None
 
 
+def test_what_struck_before_the_first_step_of_a_recovery_ends_both_pauses_and_both_verdicts() -> None:
+    bench = trained().tell(asked(rank=2))
+    struck(bench).exited(bench.device(2))
+    bench.all_report(lambda device: a_report(device, generation=1, voted=3, passed=3, held=3)).prepared().ready()
+    bench.now += 1.0
+    struck(bench.tell(asked(rank=1))).exited(bench.device(1))
+    bench.all_report(lambda device: a_report(device, generation=2, voted=3, passed=3, held=3)).prepared().ready()
+    assert [one.pause_s for one in bench.record.incidents] == [None, None]
+    bench.passed(4)
+    first, second = (one.pause_s for one in bench.record.incidents)
+    assert first is not None and second is not None and first > second + 0.9
+    assert [one.verdict for one in bench.record.injected] == [Verdict.RECOVERED] * 2
+
+
 def test_an_armed_rank_that_dies_before_its_point_is_harmless() -> None:
     bench = trained().tell(asked(rank=2, at="in_vote"))
     bench.exited(bench.device(2))
