@@ -8,6 +8,7 @@ from typing import Literal
 
 Dtype = Literal["fp32", "bf16"]
 Backend = Literal["links", "gloo", "nccl"]
+DeviceKind = Literal["cpu", "cuda"]
 Verify = Literal["off", "recompute"]
 Exact = Literal[False, True, "best_effort"]
 type_json = Mapping[str, object]
@@ -36,6 +37,8 @@ class TrainSpec:
     seed: int = 0
     dtype: Dtype = "fp32"
     """Of compute parameters and activations; masters and moments are always fp32."""
+    device: DeviceKind = "cpu"
+    """What ranks compute on. cuda: where a node has fewer of them than the job has ranks there, ranks share."""
     learning_rate: float = 3e-3
     min_learning_rate: float = 3e-4
     warmup_steps: int = 10
