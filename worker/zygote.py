@@ -148,11 +148,12 @@ def _require_forkable() -> None:
             "the training program used CUDA while it was imported or warmed and ranks that are forked then cannot; "
             "put on a device what is made in its build(), on the device of the leaves"
         )
-    num_threads = len(list(Path("/proc/self/task").iterdir()))
-    if num_threads != 1:
+    threads = [task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid())]
+    if threads:
+        names = ", ".join((task / "comm").read_text().strip() for task in threads)
         raise EverstepError(
-            f"the training program started {num_threads - 1} thread(s) while it was imported or warmed and ranks are "
-            "forked from one thread only; start them when the first step runs"
+            f"the training program started {len(threads)} thread(s) while it was imported or warmed ({names}) and ranks "
+            "are forked from one thread only; start them when the first step runs"
         )
 
 

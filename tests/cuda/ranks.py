@@ -5,6 +5,7 @@ NCCL refuses two ranks on one device of one host; told that each is a host of it
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import queue
 import threading
@@ -75,7 +76,7 @@ def obey(child: Child, spec: JobSpec, root: Path) -> None:
         ("NCCL_IB_DISABLE", "1"),
         ("NCCL_DEBUG", "WARN"),
     ):
-        os.environ[name] = value
+        os.environ.setdefault(name, value)
     inbox: queue.Queue[Train] = queue.Queue()
     now: dict[str, Any] = {}
     threading.Thread(target=_control, args=(child, inbox, now), daemon=True).start()
@@ -86,6 +87,7 @@ def obey(child: Child, spec: JobSpec, root: Path) -> None:
     trainer: Trainer | None = None
     while True:
         order = inbox.get()
+        faulthandler.dump_traceback_later(30)  # says where a test that hangs does
         seat = order.plan.seats[child.rank]
         if trainer is None:
             trainer = Trainer(
@@ -121,8 +123,7 @@ def obey(child: Child, spec: JobSpec, root: Path) -> None:
             reason = why_left(error)
             if reason is None and "aborted" not in now:
                 raise
-            if reason is None:
-                traceback.print_exc()
+            traceback.print_exc()
             tell(
                 child,
                 Left(

@@ -21,6 +21,15 @@ from .jobs import a_spec, on_cpu
 pytestmark = pytest.mark.timeout(200)
 
 
+def test_a_job_on_cpu_trains_beside_a_device_it_does_not_see(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_rig(tmp_path, num_nodes=2) as rig:
+            job = await rig.run(on_cpu(a_spec(steps=4)))
+            assert isinstance(job.state, Succeeded), job.state
+
+    asyncio.run(scenario())
+
+
 def test_a_killed_rank_does_not_change_the_curve(tmp_path: Path) -> None:
     spec = a_spec(steps=24)
 

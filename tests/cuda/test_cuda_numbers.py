@@ -8,7 +8,7 @@ import torch
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Step
 from orchestrator.domain.spec import TrainSpec
-from worker.digest import digest
+from worker.digest import SLICE, digest
 from worker.exact import Quantiser, SquareSum, deterministic_kernels, to_float
 from worker.keyed import keep_mask
 from worker.parallel.device import ACCELERATOR_SLICE, CudaDevice, host_memory
@@ -89,7 +89,7 @@ def test_fixed_point_sums_do_not_depend_on_slices(cuda: torch.device) -> None:
 
 
 def test_hashes_and_masks_are_those_of_the_cpu(cuda: torch.device) -> None:
-    values = numbers()
+    values = numbers(3 * SLICE + 1000)
     assert torch.equal(digest(values, values[:999]), digest(values.to(cuda), values.to(cuda)[:999]).cpu())
     rows = torch.arange(500).view(50, 10)
     here = keep_mask(rows, 96, 0.1, 7, "dropout", 3)

@@ -61,6 +61,7 @@ def assert_close(answers: list[Answer], spec: JobSpec, tolerance: float = 1e-5) 
         pytest.param("nccl", DP2, id="nccl-dp2"),
         pytest.param("nccl", TP2, id="nccl-tp2"),
         pytest.param("nccl", PP2, id="nccl-pp2"),
+        pytest.param("nccl", TP2_PP2_DP2, id="nccl-tp2-pp2-dp2"),
     ],
 )
 def test_any_plan_has_the_curve_of_one_process_on_cpu(backend: str, plan: Plan, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class NcclCarrier:
         # We close generations ourselves; NCCL's watchdog and its monitor would end the process when a peer is lost.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")  # a dump holds up whoever lets go of a broken group
         nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
         options = nccl.Options()
         options._timeout = timedelta(seconds=WAIT_S)
