@@ -30,7 +30,7 @@ def digest(*rows: torch.Tensor) -> torch.Tensor:
         for start in range(0, words.numel(), width):
             part = words[start : start + width].to(torch.int64)
             count = part.numel() // SLICE
-            if count > 1:
+            if part.numel() > SLICE:
                 # What the line below comes to for one slice after another, in few launches.
                 sums = part[: count * SLICE].view(count, SLICE).mul_(weights).sum(1)
                 total = total * _power(count) + sums.mul_(_powers(count, device)).sum()

@@ -246,7 +246,7 @@ class Host:
     def _tell_to_leave(self, seat: Seat, generation: Generation) -> None:
         if seat.reported >= generation:
             return
-        leave_s = self._opened_order().spec.recovery.leave_s
+        leave_s = self._opened_order().spec.recovery.killed_after_s
         self._opened_crew().post(seat, order_frame(CloseGeneration(generation=generation)))
         asyncio.get_running_loop().call_later(leave_s, self._overdue, seat, generation, leave_s)
 

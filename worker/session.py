@@ -25,7 +25,7 @@ from .parallel.gloo import GlooCarrier
 from .parallel.group import Aborted, Group
 from .parallel.links import Links
 from .parallel.mesh import WORLD, Circle, Mesh, job_cookie, mesh, ranks_of
-from .parallel.nccl import NcclCarrier
+from .parallel.nccl import NcclCarrier, NcclGroup
 from .parallel.process_group import LinksProcessGroup
 from .parallel.sabotage import BadLink
 from .parallel.world import enter_world, leave_world
@@ -219,8 +219,10 @@ class Session:
 
     def _join(self, carrier: Carrier, circle: Circle) -> Group:
         index = circle.members.index(self.seat.rank)
-        alone = len(circle.members) == 1
-        return Group(circle.name, circle.members, index, None if alone else carrier.group(circle, index))
+        pg = None if len(circle.members) == 1 else carrier.group(circle, index)
+        if isinstance(carrier, NcclCarrier):
+            return NcclGroup(circle.name, circle.members, index, pg, carrier.links)
+        return Group(circle.name, circle.members, index, pg)
 
     def _join_voters(self, carrier: Carrier, plain: LinksCarrier, found: Mesh) -> tuple[Group, ...]:
         """tp, pp, and across where this rank is in it.

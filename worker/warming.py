@@ -27,8 +27,8 @@ def warm(spec: JobSpec, profile: Profile, program: Program) -> None:
     """Run whatever a rank would else import or set up in its first step, in this process, starting no thread.
 
     The first and the last two layers go forward and backward once, as stages of two pipelines of one rank would, on one
-    short sequence; then one optimizer step. Where ranks compute on CUDA they go forward only: autograd looks for devices in
-    its first backward and starts a thread for each, and who has done that cannot be forked any more.
+    short sequence; then one optimizer step. With a torch that is built for CUDA they go forward only: in its first backward
+    autograd looks for devices, hidden ones too, which starts a thread of the driver's and one for each device found.
     """
     torch.set_num_threads(1)
     train = replace(spec.train, micro_batches=1, micro_batch_size=1, sequence=min(spec.train.sequence, 64))
@@ -49,6 +49,6 @@ def warm(spec: JobSpec, profile: Profile, program: Program) -> None:
         x = tokens if first == 0 else torch.zeros(module.hidden_shape, dtype=module.hidden_dtype, requires_grad=True)
         y = module(x, ids=zero, step=zero)
         y = module.loss(y, tokens) if last == depth else y
-        if train.device == "cpu":
+        if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
             y.backward(torch.ones_like(y))
         adamw(train, Answer(step=Step(1), norm=0.0, losses=(0.0,)), held.state, held.gradient, held.decayed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore
 from orchestrator.domain.ids import Rank
 
 from .carrier import Addressed, Handle
+from .group import Aborted, Group
 from .links import Links
 from .mesh import WORLD, Circle
 from .store import LinkStore
@@ -26,11 +28,28 @@ from .store import LinkStore
 WAIT_S = 1800.0
 
 
+def check(links: Links) -> None:
+    """Raises Aborted. Aborting a communicator takes NCCL half a second, for which whoever enters it now would wait."""
+    if links.aborted:
+        raise Aborted("the generation was aborted")
+
+
+@dataclass(frozen=True, slots=True)
+class NcclGroup(Group):
+    links: Links
+
+    @property
+    def live(self) -> dist.ProcessGroup | None:
+        check(self.links)
+        return self.pg
+
+
 class NcclCarrier:
     """rank 0 must be linked with everybody: it names the communicator of the whole generation."""
 
     def __init__(self, links: Links, rank: Rank, world: int) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device())
+        self.links = links
         self._rank = rank
         self._store = LinkStore(links, world)
         self._backends: list[Any] = []
@@ -65,6 +84,7 @@ class NcclCarrier:
 
     def post(self, sends: Addressed, receives: Addressed) -> Handle:
         """One coalesced launch, so that the order of peers on either side does not matter."""
+        check(self.links)
         self._world._start_coalescing(self._device)
         for peer, tensor in sends:
             self._world.send([tensor.detach().contiguous()], peer, 0)
@@ -74,7 +94,8 @@ class NcclCarrier:
 
     def abort(self) -> None:
         # Each in a thread of its own: aborting one may wait for a kernel that only the abort of another one ends.
-        for backend in list(self._backends):
+        backends, self._backends = self._backends, []
+        for backend in backends:
             threading.Thread(target=backend.abort, name="abort", daemon=True).start()
 
     def give_up(self) -> bool:
@@ -82,10 +103,8 @@ class NcclCarrier:
         return False
 
     def close(self) -> None:
-        """Abort: nothing that is still under way is wanted, and a shutdown would wait for peers."""
-        for backend in self._backends:
-            backend.abort()
-        self._backends.clear()
+        """Abort: nothing still under way is wanted, a shutdown would wait for peers, and nobody needs to wait for an abort."""
+        self.abort()
         self._world = None
 
 
