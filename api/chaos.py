@@ -162,6 +162,8 @@ class Schedule(Request):
     """The longest a drawn fault lasts that ends by itself."""
     at_once: Annotated[Whole, Field(ge=1, le=64)] = 2
     regrow_s: Annotated[Real, Field(ge=0, le=86400)] = 5.0
+    release: Annotated[bool, Field(strict=True)] = True
+    """Nodes whose devices are kept out for good, because this job was given wrong numbers by them twice, are released."""
     beyond_mirrors: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="after")

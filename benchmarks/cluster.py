@@ -45,9 +45,10 @@ def end_in_good_order() -> None:
 
 
 @contextmanager
-def local_cluster(nodes: Sequence[NodeSpec]) -> Iterator[LocalCluster]:
+def local_cluster(nodes: Sequence[NodeSpec], keep: Path | None = None) -> Iterator[LocalCluster]:
+    """keep: where its logs and checkpoints are to stay; by default they go with it."""
     with TemporaryDirectory(prefix="everstep-bench-", ignore_cleanup_errors=True) as state_dir:
-        cluster = up(Path(state_dir), nodes, chaos=True, say=say)
+        cluster = up(keep or Path(state_dir), nodes, chaos=True, say=say)
         try:
             yield cluster
         finally:

@@ -35,11 +35,12 @@ STEADY_S = 10.0
 
 @dataclass(slots=True)
 class Kept:
-    """A process that is to run; `find` knows one that runs already, `start` starts one."""
+    """A process that is to run; `find` knows one that runs already, `start` starts one once `is_wanted`."""
 
     name: str
     find: Callable[[], ProcessId | None]
     start: Callable[[], ProcessId | None]
+    is_wanted: Callable[[], bool] = lambda: True
     wait_s: float = FIRST_WAIT_S
     started_at: float = 0.0
     due_at: float = 0.0
@@ -75,8 +76,11 @@ def kept_processes(places: Places, port: int, chaos: bool = False) -> list[Kept]
     nodes = LocalNodes(places.state_dir)
 
     def kept_head(name: str) -> Kept:
-        # A GCS ends with its Redis, and without it would end again.
-        return Kept(name, lambda: nodes.head(name), lambda: nodes.restart_head(name, redis.start(plain)))
+        def restart() -> ProcessId | None:
+            # A GCS ends with its Redis, and without it would end again.
+            return nodes.restart_head(name, redis.start(plain))
+
+        return Kept(name, lambda: nodes.head(name), restart, is_wanted=lambda: nodes.has_head(name))
 
     api = launch(API, plain, "deploy.api_server", "--port", str(port), *(["--chaos"] if chaos else []))
     supervisor = launch(SUPERVISOR, environment.variables(os.environ), "deploy.supervisor_main")
@@ -108,6 +112,9 @@ def keep(kept: list[Kept]) -> None:
 
 
 def _start(one: Kept, now: float) -> None:
+    if not one.is_wanted():
+        one.due_at = now + FIRST_WAIT_S  # it has not failed, and is not to be waited for longer each time
+        return
     try:
         one.watched = one.find() or one.start()
     except (OSError, EverstepError) as error:

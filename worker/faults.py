@@ -34,7 +34,7 @@ FOREVER_S = 3600.0
 MAX_PAUSE_S = 1.0
 """The longest sleep a slow rank takes at one micro-batch."""
 
-_AT_ONCE = {FaultKind.NAN: "before_reduce", FaultKind.BIT_FLIP: "after_gather", FaultKind.SLOW: "in_compute"}
+_AT_ONCE = {FaultKind.NAN: "in_compute", FaultKind.BIT_FLIP: "after_gather", FaultKind.SLOW: "in_compute"}
 """Where a fault without a point strikes; any point will do for the others."""
 
 
@@ -100,7 +100,11 @@ class Faults:
         peers = self.spoil(session) if session is not None else frozenset()
         how = f"at most {link.bytes_per_s:g} bytes/s" if slow else "nothing gets through"
         what = f"to {len(peers)} ranks of other nodes {how} for {duration_s:g} s"
-        self._tell(fault, what if peers else "no link to another node", self._page.step, refused=not peers)
+        if session is None:  # between two generations, or without a seat: others of its node may have some
+            what = f"to ranks of other nodes {how} for {duration_s:g} s, once there are links"
+        elif not peers:
+            what = "no link to another node"
+        self._tell(fault, what, self._page.step, refused=session is not None and not peers)
 
     def spoil(self, session: Linked) -> frozenset[Rank]:
         """What is wrong with links stays wrong when they are made anew; the peers it is about."""

@@ -113,6 +113,13 @@ class Joining:
         self._rouse()
 
     @property
+    def is_told(self) -> bool:
+        """Every source has told its last step."""
+        with self._gate:
+            living = [source for source in self._sources if not source.is_lost]
+            return bool(living) and all(source.last is not None for source in living)
+
+    @property
     def is_aborted(self) -> bool:
         return self._aborted
 
@@ -128,13 +135,17 @@ class Joining:
     # --- main thread ------------------------------------------------------------------------------------------------------
 
     def run(self) -> Holdings | None:
-        """What has arrived and is of the last step, once every source has told it or patience is over; None if aborted."""
+        """What has arrived and is of the last step; None if aborted.
+
+        Returns after `end`, once every source has told its last step or patience is over. Not before: a newcomer that
+        reports sooner than those it trains for would look like one of them that leaves by itself.
+        """
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
         poller.register(self._listener, select.POLLIN)
         self._listener.setblocking(False)
         try:
-            while not (self._aborted or self._is_told_all() or self._is_over_time()):
+            while not (self._aborted or self._is_over()):
                 for fd, _ in poller.poll(20 if self._ended_at else 1000):  # ms
                     if fd == self._wake:
                         with contextlib.suppress(BlockingIOError):
@@ -145,16 +156,12 @@ class Joining:
         finally:
             self._hang_up()
 
-    def _is_told_all(self) -> bool:
-        with self._gate:
-            living = [source for source in self._sources if not source.is_lost]
-            return bool(living) and all(source.last is not None for source in living)
-
-    def _is_over_time(self) -> bool:
+    def _is_over(self) -> bool:
         if self._ended_at is None:
             return False
         now = time.monotonic()
-        return now > max(self._ended_at, self._heard_at) + QUIET_S or now > self._ended_at + PATIENCE_S
+        is_patient = now <= max(self._ended_at, self._heard_at) + QUIET_S and now <= self._ended_at + PATIENCE_S
+        return self.is_told or not is_patient
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

@@ -230,6 +230,8 @@ class Trainer:
 
         Raises ValueError where no generation is trained.
         """
-        if self._workbench.buffers is None:
+        if self._workbench.buffers is None or self._stint is None:
             raise ValueError("no gradient is computed here")
+        if not self._stint.gradients.takes_floats:
+            raise ValueError("gradients have been added up as integers by then; in_compute is before that, not")
         return spoil_gradient(self._workbench.buffers, bit)

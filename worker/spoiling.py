@@ -9,6 +9,9 @@ import torch
 from .state.buffers import Buffers
 from .state.holdings import KINDS, Holdings
 
+LASTING = range(16, 31)
+"""Of a moment, bits whose flip is there for tens of steps: decay rounds lower ones away, and the sign of a zero at once."""
+
 
 def flip_bit(held: Holdings, seed: int) -> str:
     """Flip one bit of an element that is held (not of padding), drawn from the seed; in words, which.
@@ -21,7 +24,8 @@ def flip_bit(held: Holdings, seed: int) -> str:
     # Of the owned part or the mirrored one, each as often, whichever is larger.
     parts = [part for part in (held.owned_pieces, held.pieces[len(held.owned_pieces) :]) if part]
     piece = rng.choice(rng.choice(parts))
-    row, at, bit = rng.randrange(len(KINDS)), rng.randrange(len(piece.interval)), rng.randrange(32)
+    row, at = rng.randrange(len(KINDS)), rng.randrange(len(piece.interval))
+    bit = rng.choice(range(32) if row == 0 else LASTING)
     _flip(held.state[row], piece.offset + at, bit)
     whose = "owned" if piece in held.owned_pieces else "mirrored"
     return f"flipped bit {bit} of {KINDS[row]} of element {piece.interval.start + at} of {piece.interval.line} ({whose})"

@@ -10,10 +10,11 @@ import asyncio
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,6 +33,8 @@ LOOPBACK = "127.0.0.1"
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """What Ray takes for a label's name and value."""
 START_S = 60.0
+HEAD_S = 30.0
+"""For a head that is being started again, which has to wait for its Redis."""
 _KILL_S = 5.0
 
 
@@ -76,6 +79,9 @@ class LocalNodes:
         self.environment = ray_environment.for_state_dir(state_dir)
         self._path = state_dir.resolve() / "nodes.json"
         self._lock = state_dir.resolve() / "nodes.lock"
+        """Held while nodes start, which needs their head: never to be waited for by whoever brings that back."""
+        self._writing = state_dir.resolve() / "nodes.json.lock"
+        """Held for a change to the registry."""
 
     # --- a cluster's life -------------------------------------------------------------------------------------------------
 
@@ -111,16 +117,18 @@ class LocalNodes:
         command = self.registry().head_commands.get(name)
         if command is None:
             return None
-        with exclusively(self._lock):
-            registry = self.registry()
-            for socket in (word.partition("=")[2] for word in command if "_socket_name=" in word):
-                Path(socket).unlink(missing_ok=True)
-            variables = _login(storage) if name == GCS else {}
-            env = self.environment.variables(os.environ, node=HEAD) | variables
-            process = identify(launch_detached(another(command), self.environment.temp_dir / f"{name}.log", env).pid)
-            if process is not None:
-                write_private(self._path, codec.dumps(replace(registry, head={**registry.head, name: process})).decode())
-            return process
+        for path in (word.partition("=")[2] for word in command if "_socket_name=" in word):
+            Path(path).unlink(missing_ok=True)
+        variables = _login(storage) if name == GCS else {}
+        env = self.environment.variables(os.environ, node=HEAD) | variables
+        process = identify(launch_detached(another(command), self.environment.temp_dir / f"{name}.log", env).pid)
+        if process is not None:
+            self._change(lambda registry: replace(registry, head={**registry.head, name: process}))
+        return process
+
+    def has_head(self, name: str) -> bool:
+        """Whether one was ever started, so that another can be."""
+        return name in self.registry().head_commands
 
     def stop(self) -> None:
         """Every process under this cluster's mark that bears a node's mark too, and what Ray wrote. Idempotent."""
@@ -153,9 +161,11 @@ class LocalNodes:
         await asyncio.to_thread(self.kill_now, node)
 
     def add_now(self, spec: NodeSpec) -> NodeId:
+        """Waits for a head that is being started again. Raises Unavailable."""
         registry = self.registry()
         if not registry.address:
             raise Unavailable("no local cluster runs from this state directory; start it first")
+        _wait_for_head(registry.address)
         return self._launch(registry, [spec], None)[0]
 
     def kill_now(self, node: NodeId) -> None:
@@ -198,15 +208,23 @@ class LocalNodes:
                 )
                 for one in orders
             }
-            if head is not None:
-                registry = replace(
+            if head is None:
+                self._change(lambda now: replace(now, nodes={**now.nodes, **nodes}, made=made))
+            else:
+                heads = {name: started[name] for name in (GCS, HEAD)}
+                first = replace(
                     registry,
-                    head={name: started[name].process for name in (GCS, HEAD)},
-                    head_commands={name: started[name].command for name in (GCS, HEAD)},
+                    head={name: one.process for name, one in heads.items()},
+                    head_commands={name: one.command for name, one in heads.items()},
+                    nodes=nodes,
+                    made=made,
                 )
-            registry = replace(registry, nodes={**registry.nodes, **nodes}, made=made)
-            write_private(self._path, codec.dumps(registry).decode())
+                self._change(lambda _: first)
         return list(nodes)
+
+    def _change(self, change: Callable[[Registry], Registry]) -> None:
+        with exclusively(self._writing):
+            write_private(self._path, codec.dumps(change(self.registry())).decode())
 
     def _run(self, order: Order) -> Mapping[str, Started]:
         command = [sys.executable, "-m", ray_node.__name__]
@@ -223,16 +241,42 @@ class LocalNodes:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired as error:
+            self._end_all(order)
+            words = _last_line(error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr)
             raise Unavailable(
-                f"Ray's processes did not register within {START_S:g} s; is this machine overloaded?"
+                f"Ray's processes did not register within {START_S:g} s ({words}); is this machine overloaded?"
             ) from error
         if done.returncode != 0:
-            words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise Unavailable(f"Ray's processes could not be started: {words}")
+            self._end_all(order)
+            raise Unavailable(f"Ray's processes could not be started: {_last_line(done.stderr)}")
         return codec.loads(Report, done.stdout).started
+
+    def _end_all(self, order: Order) -> None:
+        """Of nodes that count as not started: one might register all the same, unknown to everybody."""
+        for node in order.nodes:
+            end(self._processes(NodeId(node.name)), grace_s=0)
 
     def _processes(self, node: NodeId | None = None) -> tuple[ProcessId, ...]:
         return marked({CLUSTER_MARK: self.environment.cluster, NODE_MARK: node})
+
+
+def _wait_for_head(address: str) -> None:
+    """Raises Unavailable: without it a node would start, wait for it and end, and say less."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + HEAD_S
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                said = f"Ray's head at {address} does not answer after {HEAD_S:g} s ({error})"
+                raise Unavailable(f"{said}; see the keeper's log for why it was not started again") from error
+        time.sleep(0.05)
+
+
+def _last_line(said: str | None) -> str:
+    return ((said or "").strip().splitlines() or ["it said nothing"])[-1]
 
 
 def _name(storage: RedisAddress) -> str:

@@ -138,6 +138,10 @@ class Injected:
     """Committed, or under way in the rank it hit."""
     message: str = ""
     """What was done, in words."""
+    heard_at: float | None = None
+    """When the supervisor learned that it was carried out, by its own clock, which may not be that of the host."""
+    after: int = 0
+    """Number of the last incident that was over by then: none up to that one is explained by it."""
     incident: int | None = None
     """Number of the incident that it explains."""
     cause: str = ""

@@ -128,7 +128,7 @@ def fault_carried_out(draft: Draft, said: FaultCarriedOut) -> None:
             _judge(draft, one, Verdict.REFUSED, said.message)
         else:
             step = said.step or draft.record.committed
-            _update(draft, one, carried_out_at=said.at, step=step, message=said.message)
+            _update(draft, one, carried_out_at=said.at, step=step, message=said.message, **_heard(draft))
             draft.say("fault_carried_out", f"{one.asked.fault}: {said.message}", fault=one.id, step_of_fault=step)
 
 
@@ -170,31 +170,46 @@ def judge_faults(draft: Draft) -> None:
             _judge(draft, done, Verdict.RECOVERED, incident.fault.message)
 
 
+def _heard(draft: Draft) -> dict[str, Any]:
+    """The supervisor's own clock and count: hosts have clocks of their own, and the difference may be any."""
+    incident = draft.incident
+    is_over = incident is not None and incident.pause_s is not None
+    before = 0 if incident is None else incident.number if is_over else incident.number - 1
+    return {"heard_at": draft.now, "after": before}
+
+
 def _look_for_incident(draft: Draft, one: Injected) -> None:
     incident = draft.incident
     assert one.carried_out_at is not None
-    is_new = incident is not None and (incident.closed_at or incident.fault.at) >= one.carried_out_at - QUIET_S
+    is_new = incident is not None and incident.number > one.after
     others = [other for other in _open(draft) if incident is not None and other.incident == incident.number]
     if one.asked.fault not in NOTICEABLE and any(other.asked.fault in NOTICEABLE for other in others):
         is_new = False  # it has its explanation
     if is_new and incident is not None and incident.pause_s is None and _shows(one, incident.fault):
         _explain(draft, one, incident.number, incident.fault)
         return
-    over_at = one.carried_out_at + one.asked.duration_s + QUIET_S
+    heard_at = one.heard_at if one.heard_at is not None else one.carried_out_at
+    over_at = heard_at + one.asked.duration_s + QUIET_S
     quiet_steps = draft.record.committed - one.step
     enough = QUIET_STEPS
     if one.asked.fault is FaultKind.BIT_FLIP:  # copies are compared only now and then
         enough += 2 * draft.record.spec.recovery.compare_every
-    # Steps alone are enough in the end: the wall clock may have jumped back since.
-    is_over = (draft.now >= over_at and quiet_steps >= enough) or quiet_steps >= 10 * enough
+    # A clock that has jumped back says nothing about how long it has been; steps alone are enough then.
+    is_late = draft.now >= over_at or draft.now < heard_at
+    is_over = (is_late and quiet_steps >= enough) or quiet_steps >= 10 * enough
     if isinstance(draft.state, Running) and is_over:
-        seen = one.asked.fault not in NOTICEABLE
         _judge(
             draft,
             one,
-            Verdict.HARMLESS if seen else Verdict.UNDETECTED,
+            Verdict.UNDETECTED if _has_to_be_noticed(draft, one) else Verdict.HARMLESS,
             f"step {draft.record.committed} is committed and nothing had to be recovered",
         )
+
+
+def _has_to_be_noticed(draft: Draft, one: Injected) -> bool:
+    """An exact job votes on a step whose numbers are bad once more before anybody leaves."""
+    again = one.asked.fault is FaultKind.NAN and bool(draft.record.spec.train.exact)
+    return one.asked.fault in NOTICEABLE and not again
 
 
 def _shows(one: Injected, fault: Fault) -> bool:
@@ -211,7 +226,7 @@ def _judge_at_the_end(draft: Draft, one: Injected) -> None:
         _judge(draft, one, Verdict.JOB_FAILED, message)
     elif one.incident is not None:
         _judge(draft, one, Verdict.RECOVERED, "the job ended well")
-    elif one.asked.fault in NOTICEABLE and isinstance(outcome, Succeeded) and one.step < draft.record.committed:
+    elif _has_to_be_noticed(draft, one) and isinstance(outcome, Succeeded) and one.step < draft.record.committed:
         _judge(draft, one, Verdict.UNDETECTED, "the job succeeded and nobody had noticed")
     else:
         _judge(draft, one, Verdict.HARMLESS, "the job ended before anybody minded")
@@ -232,6 +247,7 @@ def _begin(
         carried_out_at=draft.now if carried_out else None,
         step=draft.record.committed,
         message=carried_out,
+        **(_heard(draft) if carried_out else {}),
     )
     draft.set(injected=(*draft.record.injected, one)[-MAX_INJECTED:])
     whom = ", ".join(map(str, devices)) or "the control plane"

@@ -141,8 +141,11 @@ class Pair:
     def finish(self, *, in_time: bool = True) -> Holdings | None:
         """in_time: the newcomer is given all the time it needs for the last step."""
         self.train(last=True)
-        if not in_time:
-            self.joining.end()
+        deadline = time.monotonic() + 10
+        while in_time and not self.joining.is_told and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert self.newcomer.is_alive(), "it reports when it is told to, and not before those it trains for"
+        self.joining.end()
         self.newcomer.join(10)
         assert not self.newcomer.is_alive()
         return self.result[0]

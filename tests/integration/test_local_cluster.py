@@ -26,7 +26,9 @@ from orchestrator.adapters.embedded_redis import EmbeddedRedis
 from orchestrator.adapters.local_nodes import LocalNodes
 from orchestrator.adapters.processes import ProcessId, marked, wait_for_end
 from orchestrator.adapters.ray_environment import CLUSTER_MARK
+from orchestrator.adapters.ray_node import GCS
 from orchestrator.domain.errors import Conflict
+from orchestrator.domain.ids import NodeId
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -68,9 +70,26 @@ def seconds_until_ready(cluster: LocalCluster, within_s: float = 60) -> float:
 
 
 def process_of(state_dir: Path, name: str) -> ProcessId:
-    process = EmbeddedRedis(state_dir).process if name == "redis" else Places(state_dir).process(name)
+    match name:
+        case "redis":
+            process = EmbeddedRedis(state_dir).process
+        case "gcs":
+            process = LocalNodes(state_dir).head(GCS)
+        case _:
+            process = Places(state_dir).process(name)
     assert process is not None, f"{name} does not run"
     return process
+
+
+def process_within(state_dir: Path, name: str, within_s: float = 30) -> ProcessId:
+    """It may just be started again."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return process_of(state_dir, name)
+        except AssertionError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_up_is_ready_and_says_where(cluster: LocalCluster, state_dir: Path) -> None:
@@ -91,13 +110,7 @@ def test_what_is_killed_is_started_again(cluster: LocalCluster, state_dir: Path,
     victim.send(signal.SIGKILL)
     assert wait_for_end([victim], 5)
     began = time.monotonic()
-    while True:
-        try:
-            replaced = process_of(state_dir, name)
-            break
-        except AssertionError:
-            assert time.monotonic() - began < 30
-            time.sleep(0.05)
+    replaced = process_within(state_dir, name)
     assert replaced.pid != victim.pid
     # The lease outlives the supervisor that held it, so readiness alone would not show a new one.
     print(f"\n{name} killed -> another after {time.monotonic() - began:.2f} s, ready after", end=" ")
@@ -136,10 +149,24 @@ def test_api_ends_within_seconds_while_a_stream_is_open(cluster: LocalCluster, s
     seconds_until_ready(cluster)
 
 
+def test_node_is_added_while_the_head_is_away(cluster: LocalCluster, state_dir: Path) -> None:
+    """Whoever brings the head back must not wait for the start of a node, which waits for the head."""
+    seconds_until_ready(cluster)
+    head = process_within(state_dir, GCS)
+    head.send(signal.SIGKILL)
+    assert wait_for_end([head], 5)
+    began = time.monotonic()
+    name = cluster.add_node("H100", 1)
+    print(f"\nGCS killed -> a node is added after {time.monotonic() - began:.2f} s")
+    assert LocalNodes(state_dir).is_alive(NodeId(name))
+    assert process_of(state_dir, GCS) != head
+    cluster.kill_node(name)
+
+
 def test_node_is_added_and_killed(cluster: LocalCluster, state_dir: Path) -> None:
     seconds_until_ready(cluster)
     name = cluster.add_node("H100", 1)
-    assert name == "h100-1"
+    assert name == "h100-2"
     cluster.kill_node(name)
     deadline = time.monotonic() + 20
     while {node["id"]: node["status"] for node in get(f"{cluster.url}/api/v1/nodes")}.get(name) not in ("LOST", None):

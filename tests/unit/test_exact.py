@@ -19,6 +19,7 @@ from tests.tiny_model import PROGRAM, a_spec
 from worker.exact import GROWTH_BITS, SLICE, SUM_BITS, Quantiser, Scale, SquareSum, to_float
 from worker.findings import TrainingDiverged
 from worker.parallel.gradients import MAX_PASSES, ExactGradients
+from worker.spoiling import spoil_gradient
 from worker.state.buffers import Buffers, Shape
 
 PROFILE = a_profile()
@@ -192,3 +193,17 @@ def test_a_tp_degree_that_cuts_a_block_is_found() -> None:
     assert splits_a_block(PROFILE, 2) is None
     line = splits_a_block(PROFILE, 4)
     assert line is not None and line.numel % (4 * 64)
+
+
+def test_damage_to_a_gradient_counts_only_before_it_has_become_an_integer() -> None:
+    made, buffers = exact_gradients()
+    made.begin(())
+    assert not made.takes_floats
+    with made.adding_up():
+        assert made.takes_floats
+        spoil_gradient(buffers)
+        for number in range(4):
+            made.collect(number)
+    assert not made.takes_floats
+    ballot = made.ballot(torch.zeros(buffers.offsets[-1]), dict.fromkeys(range(4), 1.0))
+    assert torch.isnan(ballot).any()

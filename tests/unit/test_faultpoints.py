@@ -106,4 +106,4 @@ def test_a_slow_rank_computes_factor_times_slower_for_a_while(rig: Rig) -> None:
 def test_nothing_to_spoil_is_said(rig: Rig) -> None:
     rig.faults.take(FaultRequested(fault=FaultKind.NAN, id="f1"))
     rig.step(1)
-    assert rig.said[0].refused and rig.said[0].message == "nothing to spoil at before_reduce of step 1"
+    assert rig.said[0].refused and rig.said[0].message == "nothing to spoil at in_compute of step 1"

@@ -126,15 +126,45 @@ def test_a_fault_that_nobody_minds_is_judged_by_its_kind(kind: FaultKind, verdic
     assert last(bench).verdict is verdict
 
 
-def test_numbers_that_are_not_finite_are_what_a_nan_looks_like_though_nobody_is_named() -> None:
+@pytest.mark.parametrize("ahead_s", [-90.0, 0.0, 90.0])
+def test_numbers_that_are_not_finite_are_what_a_nan_looks_like_though_nobody_is_named(ahead_s: float) -> None:
+    """Also where the host's clock is another one than the supervisor's."""
     bench = Bench(spec=replace(Bench().spec, train=replace(Bench().spec.train, steps=100))).running().passed(1, 2, 3)
-    struck(bench.tell(asked(FaultKind.NAN, rank=1)), step=3)
+    bench.tell(asked(FaultKind.NAN, rank=1))
+    one = last(bench)
+    said = FaultCarriedOut(id=one.id, message="done", at=bench.now + ahead_s, step=Step(3))
+    bench.said(one.devices[0].node, said)
     seen = replace(
         a_report(bench.device(0), generation=1, voted=3, passed=3, held=3),
         found=NotFinite(step=Step(4), micro_batches=(1,)),
     )
     bench.reports(seen)
     assert last(bench).verdict is Verdict.OPEN and last(bench).cause is Cause.NOT_FINITE
+
+
+@pytest.mark.parametrize(("exact", "verdict"), [(False, Verdict.UNDETECTED), (True, Verdict.HARMLESS)])
+def test_an_exact_job_makes_a_step_with_a_nan_again_and_needs_no_recovery(exact: bool, verdict: Verdict) -> None:
+    bench = Bench(spec=replace(Bench().spec, train=replace(Bench().spec.train, steps=100, exact=exact)))
+    bench.running().passed(1, 2, 3)
+    struck(bench.tell(asked(FaultKind.NAN, rank=1)), step=3)
+    bench.now += QUIET_S + 1
+    bench.passed(*range(4, 4 + QUIET_STEPS))
+    assert last(bench).verdict is verdict
+
+
+def test_a_clock_that_jumps_back_holds_no_verdict_up() -> None:
+    bench = trained()
+    struck(bench.tell(asked(FaultKind.SLOW, rank=1)), step=3)
+    bench.now -= 90
+    bench.passed(*range(4, 4 + QUIET_STEPS))
+    assert last(bench).verdict is Verdict.HARMLESS
+
+
+def test_an_incident_that_was_over_before_explains_nothing() -> None:
+    bench = trained().tell(asked(rank=2))
+    recovered(struck(bench).exited(bench.device(2)))
+    struck(bench.tell(asked(FaultKind.STOP, rank=2)), step=4)
+    assert last(bench).after == 1 and last(bench).incident is None
 
 
 def test_an_armed_rank_that_dies_before_its_point_is_harmless() -> None:

@@ -34,6 +34,8 @@ class Gradients(Protocol):
     """What is sent to owners, by bucket address."""
     num_maxima: int
     """How many of the last numbers of a ballot the vote takes the maximum of; the others it sums."""
+    takes_floats: bool
+    """What is in the leaves' gradients now still counts."""
 
     def begin(self, maxima: tuple[float, ...]) -> None:
         """A new step. maxima: what the vote on the step before came to."""
@@ -65,6 +67,7 @@ class PlainGradients:
     """Autograd adds to fp32 in the order of micro-batches. Ballot: finite ranks, squared norm, losses."""
 
     num_maxima = 0
+    takes_floats = True
 
     def __init__(self, train: TrainSpec, buffers: Buffers) -> None:
         self.flat = buffers.gradient
@@ -115,6 +118,8 @@ class ExactGradients:
     again with the maxima that it showed.
     """
 
+    takes_floats = False
+
     def __init__(self, train: TrainSpec, profile: Profile, buffers: Buffers) -> None:
         groups = exact_groups(profile)
         number = {layers: index for index, layers in enumerate(groups)}
@@ -143,8 +148,10 @@ class ExactGradients:
         self._peaks.zero_()
         self._buffers.zero()
         self.flat.zero_()
+        self.takes_floats = True
         with deterministic_kernels():
             yield
+        self.takes_floats = False
 
     def collect(self, micro_batch: int) -> None:
         """The leaves' gradients are zero afterwards."""
