@@ -201,7 +201,7 @@ def test_a_misspelt_key_comes_before_the_field_it_leaves_missing() -> None:
         (
             {"recovery__backend": "gloo", "train__device": "cuda"},
             "recovery.backend",
-            "gloo carries tensors of cpu only and train.device is cuda; set train.device to cpu or recovery.backend to links",
+            "train.device is cuda; set train.device to cpu or recovery.backend to links",
         ),
         ({"parallel": {"tp": 2, "pp": 1, "dp": 1, "min_devices": 3}}, "parallel.min_devices", "uses only 2"),
     ],

@@ -103,7 +103,7 @@ class NcclCarrier:
         return False
 
     def close(self) -> None:
-        """Abort: nothing still under way is wanted, a shutdown would wait for peers, and nobody needs to wait for an abort."""
+        """Abort: nothing still under way is wanted, and a shutdown would wait for peers."""
         self.abort()
         self._world = None
 
