@@ -71,9 +71,11 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
     )
     incident = draft.incident
     if incident and incident.pause_s is None and incident.next_generation == generation:
-        pause = at - incident.fault.at - (draft.record.typical_step_s or 0.0)
+        # A host's clock that contradicts ours, where the fault was seen, is another one: then ours measures both ends.
+        until = at if incident.fault.at <= at <= draft.now else draft.now
+        pause = until - incident.fault.at - (draft.record.typical_step_s or 0.0)
         running_at = incident.formed_at or incident.fault.at
-        first = at - running_at - sum(incident.phases.get(name, 0.0) for name in ("deliver", *RANK_PHASES))
+        first = until - running_at - sum(incident.phases.get(name, 0.0) for name in ("deliver", *RANK_PHASES))
         draft.update_incident(pause_s=max(0.0, pause), phases={"first_step": max(0.0, first)})
         draft.say(
             "recovered",
