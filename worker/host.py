@@ -259,7 +259,7 @@ class Host:
         if more_s := leave.more_s(time.monotonic(), look_at(seat.pid)):
             asyncio.get_running_loop().call_later(more_s, self._overdue, seat, generation, leave)
         else:
-            leave_s = self._opened_order().spec.recovery.leave_s
+            leave_s = self._opened_order().spec.recovery.killed_after_s
             seat.kill(f"did not leave generation {generation} within {leave_s:g} s")
 
     def _kill(self, request: KillRank) -> None:
