@@ -164,12 +164,13 @@ def test_an_exact_job_makes_a_step_with_a_nan_again_and_needs_no_recovery(exact:
     assert last(bench).verdict is verdict
 
 
-def test_a_clock_that_jumps_back_holds_no_verdict_up() -> None:
+@pytest.mark.parametrize(("kind", "verdict"), [(FaultKind.SLOW, Verdict.HARMLESS), (FaultKind.HOST_KILL, Verdict.OPEN)])
+def test_a_clock_that_jumps_back_holds_up_only_the_verdict_that_nobody_noticed(kind: FaultKind, verdict: Verdict) -> None:
     bench = trained()
-    struck(bench.tell(asked(FaultKind.SLOW, rank=1)), step=3)
+    struck(bench.tell(asked(kind, rank=1)), step=3)
     bench.now -= 90
     bench.passed(*range(4, 4 + QUIET_STEPS))
-    assert last(bench).verdict is Verdict.HARMLESS
+    assert last(bench).verdict is verdict
 
 
 def test_an_incident_that_was_over_before_explains_nothing() -> None:
