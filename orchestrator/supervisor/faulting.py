@@ -105,6 +105,13 @@ def _objection(draft: Draft, asked: FaultRequested) -> str:
     if not _matching(draft, asked):
         return _nobody(draft, asked)
     _, devices = _victims(draft, asked)
+    open_ones = [one.asked.fault for one in _open(draft) if _is_at_risk(draft, one)]
+    is_flip = asked.fault is FaultKind.BIT_FLIP
+    if asked.fault in COSTLY and not asked.beyond_mirrors and (FaultKind.BIT_FLIP in open_ones or (is_flip and open_ones)):
+        return (
+            "a flipped bit is only found while both copies are there to be compared; wait until what was asked for before "
+            "has its verdict, or ask beyond mirrors"
+        )
     if asked.fault in COSTLY and not asked.beyond_mirrors and (lost := _last_copies(draft, devices)):
         return (
             f"with what is failing already it would destroy the only copies of {lost:,} elements of step "
