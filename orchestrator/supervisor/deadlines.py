@@ -80,7 +80,7 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
                 if state.is_patient:
                     found[f"patience:{closing.generation}"] = PATIENCE_S
                 elif has_left(closing, state.lost):
-                    found[f"settle:{closing.generation}"] = record.spec.recovery.leave_s + REPORT_MARGIN_S
+                    found[f"settle:{closing.generation}"] = record.spec.recovery.killed_after_s + REPORT_MARGIN_S
                 else:
                     found.update(_isolated(record, closing.generation))
             elif next_one and next_one.formed:
