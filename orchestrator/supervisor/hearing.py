@@ -17,6 +17,7 @@ from orchestrator.domain.protocol import (
     HostOpened,
     JoinerAt,
     JoinFailed,
+    RankEnding,
     RankExited,
     RankFinished,
     RankReady,
@@ -41,7 +42,7 @@ from .joining import (
     newcomers_prepared,
     stop_now,
 )
-from .losing import host_lost, rank_exited
+from .losing import host_lost, rank_ending, rank_exited
 from .reforming import begin_reform
 from .reporting import ask_for_patience, give_up_waiting, rank_reported, suspects
 from .sparing import give_up_slow_spares, spare_exited, spare_prepared
@@ -65,6 +66,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
                 newcomers_prepared(draft, said.event)
         case RankReported(report=report):
             rank_reported(draft, report)
+        case RankEnding():
+            rank_ending(draft, said.event)
         case RankExited():
             _rank_exited(draft, said.event)
         case RankReady(device=device, generation=generation, phases=phases):
