@@ -67,7 +67,13 @@ def summed(runs: Sequence[Soaked]) -> dict[str, Any]:
 def _one(name: str, seed: int, faults: int, asked: argparse.Namespace) -> Soaked:
     say(f"{name}: {faults} faults from seed {seed}")
     schedule = Schedule(
-        seed=seed, num_faults=faults, rate_per_minute=asked.rate, kinds=asked.kinds, longest_s=2.0, regrow_s=3.0
+        seed=seed,
+        num_faults=faults,
+        rate_per_minute=asked.rate,
+        kinds=asked.kinds,
+        duration_s=60 * asked.minutes,
+        longest_s=2.0,
+        regrow_s=3.0,
     )
     shape = SHAPES[name]
     with local_cluster(shape.nodes, asked.state_dir) as cluster, Client(cluster.url, retry_s=60) as client:
@@ -98,6 +104,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="the JSON line is printed in any case")
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--rate", type=float, default=30.0, help="faults a minute, on average")
+    parser.add_argument("--minutes", type=float, default=0.0, help="no new fault in a run after that long; 0 for no limit")
     parser.add_argument("--seed", type=int, help="of whom and when; another one every time by default")
     parser.add_argument("--shape", choices=list(SHAPES), help="of the plan; each in turn by default")
     parser.add_argument("--kinds", type=_kinds, default=dict(ALL_KINDS), help="some of them, separated by commas")

@@ -17,7 +17,7 @@ import torch
 
 from api.chaos import Kind, Schedule
 from api.client import Client
-from api.client.chaos import CURVE_TOLERANCE, Chaos, ReportView, Said
+from api.client.chaos import CURVE_TOLERANCE, Chaos, ReportView, Said, kept
 from api.views import JobView, StepView
 from deploy.local import NodeSpec
 from orchestrator.adapters.manifest import load_manifest
@@ -134,10 +134,13 @@ def soak(client: Client, schedule: Schedule, shape: Shape, *, exact: bool = True
 
 
 def curve_gaps(disturbed: Sequence[StepView], undisturbed: Sequence[StepView], last: int) -> list[float]:
-    """Relative differences of every loss that was ever committed, steps run again included, up to step `last`."""
+    """Relative differences of losses, up to step `last`; of a step that was rolled back and run again, of the last commit.
+
+    What was committed first may differ: between a flipped bit and the comparison that finds it, steps are made with it.
+    """
     wanted = {one.step: one.loss for one in undisturbed}
     found = []
-    for one in disturbed:
+    for one in kept(disturbed):
         reference = wanted.get(one.step)
         if one.step <= last and one.loss is not None and reference is not None:
             found.append(abs(one.loss - reference) / abs(reference))
@@ -149,14 +152,9 @@ def samples_ledger(steps: Sequence[StepView], last: int, train: Mapping[str, int
 
     Of a step that was rolled back and run again, the last commit counts: the state it led to is the one that was kept.
     """
-    kept: list[int] = []
-    for one in steps:
-        if kept and one.step <= kept[-1] and one.generation > 1:
-            kept = [step for step in kept if step < one.step]  # rolled back
-        kept.append(one.step)
     used: Counter[int] = Counter()
-    for step in kept:
-        used.update(_samples(step, train))
+    for one in kept(steps):
+        used.update(_samples(one.step, train))
     wanted = {index for step in range(1, last + 1) for index in _samples(step, train)}
     lost = sum(1 for index in wanted if index not in used)
     return lost, sum(count - 1 for index, count in used.items() if count > 1)

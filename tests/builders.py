@@ -256,11 +256,12 @@ class Bench:
 
     # --- what happens then ------------------------------------------------------------------------------------------------
 
-    def passed(self, *steps: int, node: NodeId | None = None, generation: int | None = None) -> Bench:
+    def passed(self, *steps: int, node: NodeId | None = None, generation: int | None = None, ahead_s: float = 0.0) -> Bench:
+        """ahead_s: of the host's clock."""
         event = StepsPassed(
             generation=Generation(generation or self.record.generation),
             answers=tuple(an_answer(s) for s in steps),
-            at=tuple(self.now for _ in steps),
+            at=tuple(self.now + ahead_s for _ in steps),
         )
         return self.said(node or self.plan.nodes[0], event)
 

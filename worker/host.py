@@ -51,10 +51,12 @@ from .crew import Crew
 from .examination import Examination
 from .injection import Injection, kill_this_process
 from .isolation import GRACE_S, Isolation
+from .leave import Leave
 from .lookout import Lookout
 from .mail import FromRank, Passed, Raised, StandsBy, order_frame
 from .outbox import Outbox
 from .page.reader import Sight
+from .processes import look_at
 from .seat import Seat
 from .watch import LOOK_S
 
@@ -248,10 +250,16 @@ class Host:
             return
         leave_s = self._opened_order().spec.recovery.leave_s
         self._opened_crew().post(seat, order_frame(CloseGeneration(generation=generation)))
-        asyncio.get_running_loop().call_later(leave_s, self._overdue, seat, generation, leave_s)
+        leave = Leave(leave_s, time.monotonic(), look_at(seat.pid))
+        asyncio.get_running_loop().call_later(leave_s, self._overdue, seat, generation, leave)
 
-    def _overdue(self, seat: Seat, generation: Generation, leave_s: float) -> None:
-        if seat.is_living and seat.reported < generation:
+    def _overdue(self, seat: Seat, generation: Generation, leave: Leave) -> None:
+        if not seat.is_living or seat.reported >= generation:
+            return
+        if more_s := leave.more_s(time.monotonic(), look_at(seat.pid)):
+            asyncio.get_running_loop().call_later(more_s, self._overdue, seat, generation, leave)
+        else:
+            leave_s = self._opened_order().spec.recovery.leave_s
             seat.kill(f"did not leave generation {generation} within {leave_s:g} s")
 
     def _kill(self, request: KillRank) -> None:

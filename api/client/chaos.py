@@ -281,10 +281,20 @@ def ledger(steps: Sequence[StepView], committed: int) -> tuple[int, int, int]:
     return len(set(range(1, committed + 1)) - seen), doubled, again
 
 
-def _gaps(steps: Sequence[StepView], twin: Mapping[int, float | None]) -> Iterator[float]:
-    """Relative differences of losses that should be equal."""
-    first: dict[int, float] = {}
+def kept(steps: Iterable[StepView]) -> list[StepView]:
+    """The commits that count: of a step that was rolled back and run again, the last one."""
+    found: list[StepView] = []
     for one in steps:
+        if found and one.step <= found[-1].step and one.generation > found[-1].generation:
+            found = [earlier for earlier in found if earlier.step < one.step]
+        found.append(one)
+    return found
+
+
+def _gaps(steps: Sequence[StepView], twin: Mapping[int, float | None]) -> Iterator[float]:
+    """Relative differences of losses that should be equal: to the twin's, else of steps committed twice."""
+    first: dict[int, float] = {}
+    for one in kept(steps) if twin else steps:
         wanted = twin.get(one.step) if twin else first.get(one.step)
         if one.loss is None:
             continue

@@ -50,6 +50,8 @@ DESTRUCTIVE = frozenset(
     }
 )
 """May cost what their victims hold in memory."""
+COSTLY = DESTRUCTIVE | {FaultKind.BIT_FLIP}
+"""Leave nothing behind that others may be rebuilt from. A flip that is copied before it is found is never found."""
 PASSING = frozenset({FaultKind.STOP, FaultKind.GIL_HANG, FaultKind.CUT_LINK})
 """Over by themselves after a while, and then no danger any more."""
 NOTICEABLE = DESTRUCTIVE - PASSING | {FaultKind.NAN, FaultKind.BIT_FLIP}
@@ -103,7 +105,7 @@ def _objection(draft: Draft, asked: FaultRequested) -> str:
     if not _matching(draft, asked):
         return _nobody(draft, asked)
     _, devices = _victims(draft, asked)
-    if asked.fault in DESTRUCTIVE and not asked.beyond_mirrors and (lost := _last_copies(draft, devices)):
+    if asked.fault in COSTLY and not asked.beyond_mirrors and (lost := _last_copies(draft, devices)):
         return (
             f"with what is failing already it would destroy the only copies of {lost:,} elements of step "
             f"{draft.record.committed}; wait until mirrors are whole again, or ask beyond mirrors"
@@ -355,7 +357,7 @@ def _last_copies(draft: Draft, victims: tuple[Device, ...]) -> int:
 
 def _is_at_risk(draft: Draft, one: Injected) -> bool:
     """Whether its victims may still lose their memory because of it."""
-    if one.asked.fault not in DESTRUCTIVE:
+    if one.asked.fault not in COSTLY:
         return False
     if one.asked.fault not in PASSING or one.carried_out_at is None or one.incident is not None:
         return True

@@ -10,7 +10,7 @@ from orchestrator.domain.effects import CommitCheckpoint
 from orchestrator.domain.events import StepRecord
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.job import Failed, Reforming, Running, Starting, Succeeded
+from orchestrator.domain.job import Failed, Incident, Reforming, Running, Starting, Succeeded
 from orchestrator.domain.protocol import ShardSaved, StepsPassed
 
 from .charging import without
@@ -71,10 +71,13 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
     )
     incident = draft.incident
     if incident and incident.pause_s is None and incident.next_generation == generation:
-        pause = at - incident.fault.at - (draft.record.typical_step_s or 0.0)
+        # A host's clock that contradicts ours, where the fault was seen, is another one: then ours measures both ends.
+        until = at if incident.fault.at <= at <= draft.now else draft.now
+        pause = until - incident.fault.at - (draft.record.typical_step_s or 0.0)
         running_at = incident.formed_at or incident.fault.at
-        first = at - running_at - sum(incident.phases.get(name, 0.0) for name in ("deliver", *RANK_PHASES))
+        first = until - running_at - sum(incident.phases.get(name, 0.0) for name in ("deliver", *RANK_PHASES))
         draft.update_incident(pause_s=max(0.0, pause), phases={"first_step": max(0.0, first)})
+        _end_earlier(draft, until)
         draft.say(
             "recovered",
             f"step {answer.step} committed {max(0.0, pause):.3f} s after the fault, one step not counted",
@@ -82,6 +85,17 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
             pause_s=max(0.0, pause),
             rolled_back=incident.rolled_back,
         )
+
+
+def _end_earlier(draft: Draft, until: float) -> None:
+    """A generation that ran and was lost before its first commit has not ended the pause before it: this step does."""
+    typical = draft.record.typical_step_s or 0.0
+
+    def ended(one: Incident) -> Incident:
+        return one if one.pause_s is not None else replace(one, pause_s=max(0.0, until - one.fault.at - typical))
+
+    if any(one.pause_s is None for one in draft.record.incidents):
+        draft.set(incidents=tuple(map(ended, draft.record.incidents)))
 
 
 # --- checkpoints ---------------------------------------------------------------------------------------------------------

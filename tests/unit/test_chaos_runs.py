@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from api.chaos import DEFAULT_KINDS, Schedule
-from api.client.chaos import AFTER_LEAVING, draw, ledger, make_report, replay_of
+from api.client.chaos import AFTER_LEAVING, Chaos, draw, ledger, make_report, replay_of
 from api.schemas import read
-from api.views import FaultView, JobView, StepView
+from api.views import FaultView, JobView, NodeView, QuarantineView, StepView
 from orchestrator.domain.errors import Refused
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -85,6 +85,48 @@ def test_a_report_counts_what_was_carried_out() -> None:
     found = make_report(a_job(9), steps(*range(1, 10)), [a_fault(), a_fault(id="f2", verdict="refused")], seed=4)
     assert (found.num_faults, found.kinds, found.verdicts) == (1, {"kill": 1}, {"recovered": 1, "refused": 1})
     assert found.pauses_s == (0.2,)
+
+
+def kept_out_of(device: str, standing: str, job: str) -> QuarantineView:
+    return QuarantineView(device=device, standing=standing, reason="bits", since=NOW, strikes=2, job=job, said="")
+
+
+class Over:
+    """A server whose job is over, and whose nodes have devices that are kept out."""
+
+    def __init__(self, *kept_out: tuple[str, str, str]) -> None:
+        self.released: list[str] = []
+        self._nodes = [
+            NodeView(
+                id=node, kind="A100", num_devices=1, status="UP", address="", labels={},
+                quarantine=(kept_out_of(f"{node}/0", standing, job),),
+            )
+            for node, standing, job in kept_out
+        ]  # fmt: skip
+
+    def nodes(self) -> list[NodeView]:
+        return self._nodes
+
+    def release_node(self, node: str) -> None:
+        self.released.append(node)
+
+    def job(self, _: str) -> JobView:
+        return a_job(9)
+
+    def faults(self, _: str) -> list[FaultView]:
+        return []
+
+    def all_metrics(self, _: str) -> list[StepView]:
+        return []
+
+
+@pytest.mark.parametrize(("release", "released"), [(True, ["n0"]), (False, [])])
+def test_devices_that_nobody_believes_any_more_are_released_by_who_made_them_wrong(
+    release: bool, released: list[str]
+) -> None:
+    server = Over(("n0", "held", "job-1"), ("n1", "testing", "job-1"), ("n2", "held", "job-2"), ("n3", "released", "job-1"))
+    Chaos(server, "job-1", Schedule(release=release, rate_per_minute=6000)).run()  # type: ignore[arg-type]
+    assert server.released == released
 
 
 def test_a_replay_asks_for_the_same_devices_at_the_same_steps() -> None:

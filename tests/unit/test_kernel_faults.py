@@ -80,6 +80,18 @@ def test_what_mirrors_do_not_cover_is_refused_unless_asked_for() -> None:
     assert hit(bench.tell(asked(device=mirror, beyond_mirrors=True))) == [mirror]
 
 
+def test_a_flipped_bit_is_not_copied_before_copies_were_compared() -> None:
+    bench = trained()
+    owner = bench.device(0)
+    mirror = partners(bench.plan)[owner]
+    struck(bench.tell(asked(FaultKind.BIT_FLIP, device=owner)))
+    bench.tell(asked(device=mirror))
+    assert last(bench).verdict is Verdict.REFUSED, "whoever came instead would be given the flipped bit"
+    other = trained()
+    other.tell(asked(device=mirror)).tell(asked(FaultKind.BIT_FLIP, device=owner))
+    assert last(other).verdict is Verdict.REFUSED
+
+
 def test_a_slow_rank_may_be_the_mirror_of_one_that_is_killed() -> None:
     bench = trained().tell(asked(rank=0))
     assert hit(bench.tell(asked(FaultKind.SLOW, device=partners(bench.plan)[bench.device(0)])))
@@ -165,6 +177,20 @@ def test_an_incident_that_was_over_before_explains_nothing() -> None:
     recovered(struck(bench).exited(bench.device(2)))
     struck(bench.tell(asked(FaultKind.STOP, rank=2)), step=4)
     assert last(bench).after == 1 and last(bench).incident is None
+
+
+def test_what_struck_before_the_first_step_of_a_recovery_ends_both_pauses_and_both_verdicts() -> None:
+    bench = trained().tell(asked(rank=2))
+    struck(bench).exited(bench.device(2))
+    bench.all_report(lambda device: a_report(device, generation=1, voted=3, passed=3, held=3)).prepared().ready()
+    bench.now += 1.0
+    struck(bench.tell(asked(rank=1))).exited(bench.device(1))
+    bench.all_report(lambda device: a_report(device, generation=2, voted=3, passed=3, held=3)).prepared().ready()
+    assert [one.pause_s for one in bench.record.incidents] == [None, None]
+    bench.passed(4)
+    first, second = (one.pause_s for one in bench.record.incidents)
+    assert first is not None and second is not None and first > second + 0.9
+    assert [one.verdict for one in bench.record.injected] == [Verdict.RECOVERED] * 2
 
 
 def test_an_armed_rank_that_dies_before_its_point_is_harmless() -> None:

@@ -84,6 +84,16 @@ def test_a_killed_rank_is_forked_again_in_the_same_plan_and_filled_from_memory()
     assert {"detect", "settle", "prepare", "deliver", "first_step", "form"} <= set(incident.phases)
 
 
+@pytest.mark.parametrize("ahead_s", [-90.0, 0.0, 90.0])
+def test_a_pause_is_not_the_difference_between_two_clocks(ahead_s: float) -> None:
+    bench = trained()
+    bench.exited(bench.device(0)).all_report(lambda device: a_report(device, voted=3, passed=3, held=3)).prepared()
+    bench.now += 0.2
+    bench.ready().passed(4, ahead_s=ahead_s)
+    pause_s = bench.record.incidents[-1].pause_s
+    assert pause_s is not None and 0.1 < pause_s < 0.5
+
+
 def test_a_vote_that_only_one_survivor_saw_pass_is_committed_and_carried_to_the_others() -> None:
     bench = trained()
     first, victim = bench.device(0), bench.device(7)
