@@ -18,6 +18,7 @@ from orchestrator.domain.spec import (
     Backend,
     CheckpointSpec,
     DataSpec,
+    DeviceKind,
     Dtype,
     Exact,
     JobSpec,
@@ -104,6 +105,7 @@ class TrainSection(Request):
     sequence: Annotated[Whole, Field(ge=1, le=1 << 20)]
     seed: Annotated[Whole, Field(ge=0, le=2**53 - 1)] = _default(TrainSpec, "seed")
     dtype: Dtype = _default(TrainSpec, "dtype")
+    device: DeviceKind = _default(TrainSpec, "device")
     learning_rate: Annotated[Real, Field(ge=0, le=100)] = _default(TrainSpec, "learning_rate")
     min_learning_rate: Annotated[Real, Field(ge=0, le=100)] = _default(TrainSpec, "min_learning_rate")
     warmup_steps: Annotated[Whole, Field(ge=0, le=10**9)] = _default(TrainSpec, "warmup_steps")
@@ -188,6 +190,13 @@ def _contradictions(job: JobFile) -> tuple[FieldProblem, ...]:
             "again; raise it to 2 or set recovery.verify to off"
         )
         found.append(FieldProblem(field="recovery.verify", value="recompute", message=message, allowed="off"))
+    needs = {"nccl": "cuda", "gloo": "cpu"}.get(job.recovery.backend, train.device)
+    if needs != train.device:
+        message = (
+            f"recovery.backend {job.recovery.backend} carries tensors of {needs} only and train.device is {train.device}; "
+            f"set train.device to {needs} or recovery.backend to links"
+        )
+        found.append(FieldProblem(field="recovery.backend", value=job.recovery.backend, message=message, allowed="links"))
     # The default may exceed a short job: its learning rate is then still rising when it ends.
     if "warmup_steps" in train.model_fields_set and train.warmup_steps > train.steps:
         message = f"train.warmup_steps is {train.warmup_steps}, more than all {train.steps} steps; lower it"

@@ -11,8 +11,10 @@ from functools import cache
 
 import torch
 
+from .parallel.device import slice_on
+
 SLICE = 1 << 16
-"""Words hashed at a time: bounds the scratch memory and keeps it in cache."""
+"""Words that are weighted alike; on CPU hashed at a time, because the scratch memory stays in cache."""
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)
 """The golden ratio in 64 bits, as int64 has it: odd, so multiplying by it loses nothing."""
 
@@ -22,13 +24,33 @@ def digest(*rows: torch.Tensor) -> torch.Tensor:
     device = rows[0].device
     total = torch.zeros(1, dtype=torch.int64, device=device)
     weights = _weights(device)
+    width = slice_on(device, SLICE)
     for row in rows:
         words = row.view(torch.int32)
-        for start in range(0, words.numel(), SLICE):
-            part = words[start : start + SLICE].to(torch.int64)
-            total = total * _SPREAD + part.mul_(weights[: part.numel()]).sum()
+        for start in range(0, words.numel(), width):
+            part = words[start : start + width].to(torch.int64)
+            count = part.numel() // SLICE
+            if part.numel() > SLICE:
+                # What the line below comes to for one slice after another, in few launches.
+                sums = part[: count * SLICE].view(count, SLICE).mul_(weights).sum(1)
+                total = total * _power(count) + sums.mul_(_powers(count, device)).sum()
+                part = part[count * SLICE :]
+            if part.numel():
+                total = total * _SPREAD + part.mul_(weights[: part.numel()]).sum()
         total = total * _SPREAD + row.numel()
     return total
+
+
+def _power(exponent: int) -> int:
+    """_SPREAD to this power, as int64 has it."""
+    power = pow(_SPREAD, exponent, 1 << 64)
+    return power - (1 << 64) if power >= 1 << 63 else power
+
+
+@cache
+def _powers(count: int, device: torch.device) -> torch.Tensor:
+    """What each of `count` slices in a row is multiplied by in the end."""
+    return torch.tensor([_power(count - 1 - place) for place in range(count)], dtype=torch.int64, device=device)
 
 
 @cache

@@ -20,6 +20,8 @@ import torch
 
 from orchestrator.domain.profile import BLOCK, Profile
 
+from .parallel.device import slice_on
+
 SUM_BITS = 62
 GROWTH_BITS = 8
 """A micro-batch's gradient may be this many times (log2) larger than the largest of the step before."""
@@ -27,7 +29,7 @@ LEAST_EXPONENT = -64
 """Maxima below 2**-64 count as that, so that every factor is a normal fp32 number."""
 HALF_BITS = 31
 SLICE = 1 << 16
-"""Elements converted at a time: the scratch memory stays in cache."""
+"""Elements converted at a time on CPU: the scratch memory stays in cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,9 @@ class Quantiser:
     """Moves gradients into sums of integers, a slice at a time, so that each element is fetched from memory once."""
 
     def __init__(self, device: torch.device) -> None:
-        self._scaled = torch.empty(SLICE, dtype=torch.float32, device=device)
-        self._whole = torch.empty(SLICE, dtype=torch.int64, device=device)
+        self._slice = slice_on(device, SLICE)
+        self._scaled = torch.empty(self._slice, dtype=torch.float32, device=device)
+        self._whole = torch.empty(self._slice, dtype=torch.int64, device=device)
 
     def move(self, values: torch.Tensor, total: torch.Tensor, shift: int, peak: torch.Tensor) -> None:
         """total += round(values * 2**shift), to even where half way; values become zero.
@@ -74,22 +77,23 @@ class Quantiser:
         # In fp32 throughout: a power of two is exact there, and what it makes smaller than normal rounds to zero anyway.
         factor = ldexp(1.0, shift)
         size = values.numel()
-        for start in range(0, size, SLICE):
-            part = values[start : start + SLICE]
+        for start in range(0, size, self._slice):
+            part = values[start : start + self._slice]
             scaled, whole = self._scaled[: part.numel()], self._whole[: part.numel()]
             low, high = torch.aminmax(part)
             torch.maximum(peak, torch.maximum(high, low.neg_()), out=peak)
             torch.mul(part, factor, out=scaled)
             part.zero_()
             whole.copy_(scaled.round_())
-            total[start : start + SLICE].add_(whole)
+            total[start : start + self._slice].add_(whole)
 
 
 def to_float(out: torch.Tensor, total: torch.Tensor, shift: int) -> None:
     """out = total * 2**-shift. out: (n,) fp32; total: (n,) int64. By way of fp64, each step correctly rounded."""
     factor = ldexp(1.0, -shift)
-    for start in range(0, total.numel(), SLICE):
-        stop = start + SLICE
+    width = slice_on(total.device, SLICE)
+    for start in range(0, total.numel(), width):
+        stop = start + width
         out[start:stop].copy_(total[start:stop].to(torch.float64).mul_(factor))
 
 

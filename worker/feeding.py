@@ -29,7 +29,7 @@ from orchestrator.domain.profile import Interval
 from orchestrator.domain.protocol import BeginJoin
 
 from .page.layout import pack_answer
-from .parallel.memory import bytes_of
+from .parallel.memory import bytes_of, dense
 from .state.holdings import Holdings
 from .state.relayout import MESSAGE, messages, packed
 
@@ -251,7 +251,7 @@ class Feeder:
         answer = pack_answer(Generation(0), passed.answer)
         send(memoryview(FRAME.pack(Kind.ANSWER, 0, step, len(answer)) + answer))
         send(memoryview(FRAME.pack(Kind.GRADIENTS, passed.chunks, step, passed.gradients.nbytes)))
-        send(bytes_of(passed.gradients))
+        send(bytes_of(dense(passed.gradients)))
         send(memoryview(FRAME.pack(Kind.PASSED, behind, step, 0)))
 
     def _send_chunk(self, send: Callable[[memoryview], None]) -> None:
@@ -260,11 +260,11 @@ class Feeder:
             number = self._given
             if self._stopped or self._held.torn or number >= len(self._chunks):
                 return
-            state = packed((self._held,), self._chunks[number]).contiguous()
+            state = packed((self._held,), self._chunks[number])
             step = self._held.step
             self._given += 1
         send(memoryview(FRAME.pack(Kind.STATE, number, step, state.nbytes)))
-        send(bytes_of(state.view(-1)))
+        send(bytes_of(dense(state)))
 
 
 def _paced(sock: socket.socket, rate: float, in_a_hurry: Callable[[], bool]) -> Callable[[memoryview], None]:

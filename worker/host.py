@@ -248,7 +248,7 @@ class Host:
     def _tell_to_leave(self, seat: Seat, generation: Generation) -> None:
         if seat.reported >= generation:
             return
-        leave_s = self._opened_order().spec.recovery.leave_s
+        leave_s = self._opened_order().spec.recovery.killed_after_s
         self._opened_crew().post(seat, order_frame(CloseGeneration(generation=generation)))
         leave = Leave(leave_s, time.monotonic(), look_at(seat.pid))
         asyncio.get_running_loop().call_later(leave_s, self._overdue, seat, generation, leave)
@@ -259,7 +259,7 @@ class Host:
         if more_s := leave.more_s(time.monotonic(), look_at(seat.pid)):
             asyncio.get_running_loop().call_later(more_s, self._overdue, seat, generation, leave)
         else:
-            leave_s = self._opened_order().spec.recovery.leave_s
+            leave_s = self._opened_order().spec.recovery.killed_after_s
             seat.kill(f"did not leave generation {generation} within {leave_s:g} s")
 
     def _kill(self, request: KillRank) -> None:

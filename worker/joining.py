@@ -278,6 +278,7 @@ class Joining:
             return  # its source starts over, and this chunk will come again
         source.at[number] = Step(-1)
         position, held = 0, self._holdings
+        gradients = gradients.to(held.gradient.device)
         for interval in source.chunks[number]:
             for found, at, decays in held.places(interval):
                 length = len(found)

@@ -19,6 +19,7 @@ from typing import Any
 
 from orchestrator.domain import codec
 from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.spec import DeviceKind
 
 from .logs import open_log, tail
 
@@ -40,6 +41,11 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 def of_one_thread(environment: Mapping[str, str]) -> dict[str, str]:
     """For a process that runs our code beside training: no secrets, one thread, our modules."""
     return {**without_secrets(environment), **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def _devices_for(kind: DeviceKind) -> dict[str, str]:
+    """Ranks that compute on CPU see no other device: torch would start threads for it, and threads cannot be forked."""
+    return {} if kind == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
 
 
 class Zygote:
@@ -78,7 +84,7 @@ class Zygote:
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env=of_one_thread(os.environ),
+                env=of_one_thread(os.environ) | _devices_for(self._order.spec.train.device),
             )
         finally:
             os.close(order)

@@ -41,9 +41,14 @@ from .state.kept import Kept, step_of
 from .stint import Stint
 from .workbench import Workbench
 
+CPU = torch.device("cpu")
+
 
 class Trainer:
-    """me: the device this process is bound to; tokens: the whole text, uint8; on_shard is called from a writer thread."""
+    """me: the device this process is bound to, where it takes a seat; device: what tensors are on.
+
+    tokens: the whole text, uint8; on_shard is called from a writer thread.
+    """
 
     def __init__(
         self,
@@ -55,13 +60,12 @@ class Trainer:
         progress: Progress,
         checkpoint_dir: Path,
         on_shard: Callable[[ShardSaved], None],
-        device: torch.device | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self._spec = spec
         self._profile = profile
         self._me = me
         self._progress = progress
-        device = device or torch.device("cpu")
         self._writer = CheckpointWriter(checkpoint_dir, profile, me, on_shard)
         self._kept = Kept(spec, profile, program, me, device)
         self._workbench = Workbench(spec, profile, program, tokens, device)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 
+from torch.distributed import DistBackendError
+
 from .findings import Found
 from .parallel.forming import NotFormed
 from .parallel.group import Aborted, PeerLost
@@ -15,6 +17,8 @@ def why_left(error: BaseException) -> Aborted | PeerLost | NotFormed | Found | N
     while seen is not None:
         if isinstance(seen, Aborted | PeerLost | NotFormed | Found):
             return seen
+        if isinstance(seen, DistBackendError):  # nccl's word that a peer or a communicator is gone; it does not say whose
+            return Aborted(in_one_line(seen))
         seen = seen.__cause__ or seen.__context__
     return None
 

@@ -36,6 +36,7 @@ from .mail import BROKEN, Channel, Passed, Raised, Said, passed_frame, said_fram
 from .member import Member
 from .orders import Orders
 from .page.writer import PageWriter
+from .parallel.device import device_of
 from .parallel.guard import Replaced
 from .parting import exit_code, in_one_line, programs_own
 from .progress import Progress, Relay
@@ -101,6 +102,8 @@ class _Rank:
 
     def _first_member(self) -> Member:
         order, progress = self._job.order, self._own_progress()
+        device = device_of(order.spec.train.device, self._me.index)
+        device.activate()
         trainer = Trainer(
             spec=order.spec,
             profile=order.profile,
@@ -110,6 +113,7 @@ class _Rank:
             progress=progress,
             checkpoint_dir=Path(order.checkpoint_dir),
             on_shard=self._say,
+            device=device.torch_device,
         )
         return Member(
             job=self._job,

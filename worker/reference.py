@@ -24,6 +24,7 @@ from orchestrator.domain.spec import CheckpointSpec, JobSpec
 from .data.sources import load
 from .loop import Trainer
 from .parallel.data import Messages, Posted
+from .parallel.device import device_of
 from .parallel.group import ALONE, Group
 from .program import load_program
 from .progress import Unwatched
@@ -54,13 +55,16 @@ class Alone:
     def post(self, sends: Messages, receives: Messages) -> Posted:
         raise AssertionError("a rank that is alone has nobody to send to")
 
+    stream = post
+
     def vote(self, ballot: torch.Tensor, num_maxima: int = 0) -> torch.Tensor:
         return ballot
 
 
 def run(spec: JobSpec, steps: int | None = None) -> list[Answer]:
     """The first `steps` steps of the job (all of them by default), from its seed. Raises Refused, TrainingDiverged."""
-    torch.set_num_threads(1)
+    processor = device_of(spec.train.device, 0)
+    processor.activate()
     spec = replace(spec, checkpoint=CheckpointSpec(every=0))
     program = load_program(spec.program)
     profile = program.describe(spec)
@@ -69,7 +73,17 @@ def run(spec: JobSpec, steps: int | None = None) -> list[Answer]:
     plan = Plan(pipelines=(Pipeline(stages=(stage,), micro_batches=tuple(range(spec.train.micro_batches))),))
     session = Alone(plan=plan)
     with TemporaryDirectory() as nowhere:
-        trainer = Trainer(spec, profile, program, load(spec.data), device, Unwatched(), Path(nowhere), lambda _: None)
+        trainer = Trainer(
+            spec,
+            profile,
+            program,
+            load(spec.data),
+            device,
+            Unwatched(),
+            Path(nowhere),
+            lambda _: None,
+            processor.torch_device,
+        )
         trainer.restore(
             session,
             FormGeneration(generation=session.generation, plan=plan, addresses={}, restore=FromSeed(), committed=Step(0)),

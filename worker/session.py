@@ -25,7 +25,7 @@ from .parallel.gloo import GlooCarrier
 from .parallel.group import Aborted, Group
 from .parallel.links import Links
 from .parallel.mesh import WORLD, Circle, Mesh, job_cookie, mesh, ranks_of
-from .parallel.nccl import NcclCarrier
+from .parallel.nccl import NcclCarrier, NcclGroup
 from .parallel.process_group import LinksProcessGroup
 from .parallel.sabotage import BadLink
 from .parallel.world import enter_world, leave_world
@@ -84,9 +84,10 @@ class Session:
         self._gate = threading.RLock()
         self._aborted = False
         self._links: Links | None = None
+        self._plain: LinksCarrier | None = None
         self._carrier: Carrier | None = None
         self._mesh: Mesh | None = None
-        self._across: Group | None = None
+        self._voters: tuple[Group, ...] = ()
         self._groups: dict[tuple[Rank, ...], Group] = {}
 
     def open(self) -> None:
@@ -109,15 +110,16 @@ class Session:
                 peers=found.peers | self._introduced(),
                 timeout_s=self._form_timeout_s,
             )
-            carrier = self._make_carrier(links)
+            plain = LinksCarrier(links, self.seat.rank, len(self.ranks), self._progress)
+            carrier = self._make_carrier(links, plain)
             with self._gate:
-                self._carrier = carrier
+                self._plain, self._carrier = plain, carrier
                 if self._aborted:
                     raise Aborted("the generation was aborted while it formed")
             carrier.open()
             self.tp = self._join(carrier, found.tp)
             self.pp = self._join(carrier, found.pp)
-            self._across = self._join(carrier, found.across) if found.across else None
+            self._voters = self._join_voters(carrier, plain, found)
             self._groups = {circle.members: self._join(carrier, circle) for circle in found.buckets}
         finally:
             self._progress.leave()
@@ -135,30 +137,43 @@ class Session:
 
     def post(self, sends: Addressed, receives: Addressed = ()) -> Handle:
         """Like `exchange`, waited for later. Tensors sent must not change and those received hold nothing until then."""
-        return self._opened().post(sends, receives)
+        if self._plain is None:
+            raise Aborted("this generation is closed")
+        return self._plain.post(sends, receives)
+
+    def stream(self, sends: Addressed, receives: Addressed = ()) -> Handle:
+        """Like `post`, by the fastest way between members' devices, which may be one that says nothing of its failures.
+
+        What was received, and what was computed from it, is worth nothing unless a vote that follows passes.
+        """
+        if self._carrier is None:
+            raise Aborted("this generation is closed")
+        return self._carrier.post(sends, receives)
 
     def vote(self, ballot: torch.Tensor, num_maxima: int = 0) -> torch.Tensor:
-        """The sum of every rank's ballot (float64, flat); who sees it knows that every rank had entered.
+        """The sum of every rank's ballot (float64, flat, on the host); who sees it knows that every rank had entered.
 
         Of its last `num_maxima` elements it is the maximum.
 
         Along the axes: tp, pp, then across pipelines; each sum in group order, so every rank gets the same bits. Where
         pipelines differ in depth their first stages vote for them and tell the others.
         """
-        total = ballot.detach().to(self._opened().device, copy=True)
-        self.tp.tally(total, num_maxima)
-        self.pp.tally(total, num_maxima)
+        if self._aborted or not self._voters:
+            raise Aborted("this generation is closed")
+        tp, pp, *across = self._voters
+        total = ballot.detach().clone()
+        tp.tally(total, num_maxima)
+        pp.tally(total, num_maxima)
         # From here on others may see the vote pass without this rank.
         faultpoint("in_vote")
-        if self._across is not None:
-            self._across.tally(total, num_maxima)
+        for group in across:
+            group.tally(total, num_maxima)
         assert self._mesh is not None
-        if not self._mesh.even and self.pp.pg is not None:
+        if not self._mesh.even and pp.pg is not None:
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = 0, 0
-            self.pp.pg.broadcast([total], options).wait()
-        # To the host: on an accelerator the sum has only passed once it has been read.
-        return total.to(ballot.device)
+            pp.pg.broadcast([total], options).wait()
+        return total
 
     def spoil_links(self, bad_link: BadLink) -> None:
         """From now on, until it is over, this rank's ends of these links are bad. Any thread."""
@@ -192,34 +207,42 @@ class Session:
         with self._gate:
             self._aborted = True
             links, self._links = self._links, None
-            carrier, self._carrier = self._carrier, None
+            carrier, self._carrier, self._plain = self._carrier, None, None
         if links is None:
             return
-        leave_world()
         if carrier is not None:
             carrier.close()
+        leave_world()
         links.close()
         self._groups = {}
-        self._across = None
-
-    def _opened(self) -> Carrier:
-        if self._carrier is None:
-            raise Aborted("this generation is closed")
-        return self._carrier
+        self._voters = ()
 
     def _join(self, carrier: Carrier, circle: Circle) -> Group:
         index = circle.members.index(self.seat.rank)
-        alone = len(circle.members) == 1
-        return Group(circle.name, circle.members, index, None if alone else carrier.group(circle, index))
+        pg = None if len(circle.members) == 1 else carrier.group(circle, index)
+        if isinstance(carrier, NcclCarrier):
+            return NcclGroup(circle.name, circle.members, index, pg, carrier.links)
+        return Group(circle.name, circle.members, index, pg)
 
-    def _make_carrier(self, links: Links) -> Carrier:
+    def _join_voters(self, carrier: Carrier, plain: LinksCarrier, found: Mesh) -> tuple[Group, ...]:
+        """tp, pp, and across where this rank is in it.
+
+        An nccl collective that is aborted on one side may end with any numbers on another, which would take them for a vote
+        that has passed: votes go over links.
+        """
+        across = (found.across,) if found.across else ()
+        if self._backend == "nccl":
+            return tuple(self._join(plain, circle) for circle in (found.tp, found.pp, *across))
+        return (self.tp, self.pp, *(self._join(carrier, circle) for circle in across))
+
+    def _make_carrier(self, links: Links, plain: LinksCarrier) -> Carrier:
         rank, world = self.seat.rank, self.plan.world_size
         if self._backend == "gloo":
             host = self._addresses[self.seat.device].rpartition(":")[0].strip("[]")
             return GlooCarrier(links, rank, world, len(self.ranks), self._progress, host)
         if self._backend == "nccl":
-            return NcclCarrier(links, rank, world, self._progress)
-        return LinksCarrier(links, rank, len(self.ranks), self._progress)
+            return NcclCarrier(links, rank, world)
+        return plain
 
     def _introduced(self) -> frozenset[Rank]:
         """nccl's communicator of the whole generation is named by rank 0, who must reach everybody."""

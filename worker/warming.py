@@ -27,7 +27,8 @@ def warm(spec: JobSpec, profile: Profile, program: Program) -> None:
     """Run whatever a rank would else import or set up in its first step, in this process, starting no thread.
 
     The first and the last two layers go forward and backward once, as stages of two pipelines of one rank would, on one
-    short sequence; then one optimizer step.
+    short sequence; then one optimizer step. With a torch that is built for CUDA they go forward only: in its first backward
+    autograd looks for devices, hidden ones too, which starts a thread of the driver's and one for each device found.
     """
     torch.set_num_threads(1)
     train = replace(spec.train, micro_batches=1, micro_batch_size=1, sequence=min(spec.train.sequence, 64))
@@ -47,8 +48,7 @@ def warm(spec: JobSpec, profile: Profile, program: Program) -> None:
         zero = torch.zeros(1, dtype=torch.int64)
         x = tokens if first == 0 else torch.zeros(module.hidden_shape, dtype=module.hidden_dtype, requires_grad=True)
         y = module(x, ids=zero, step=zero)
-        if last == depth:
-            module.loss(y, tokens).backward()  # type: ignore[no-untyped-call]
-        else:
-            y.backward(torch.zeros_like(y))
+        y = module.loss(y, tokens) if last == depth else y
+        if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+            y.backward(torch.ones_like(y))
         adamw(train, Answer(step=Step(1), norm=0.0, losses=(0.0,)), held.state, held.gradient, held.decayed)

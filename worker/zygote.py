@@ -65,7 +65,7 @@ def _warmed(order: OpenHost) -> Job:
     sources.require_same(tokens, order.profile.text_sha256)
     warm(order.spec, order.profile, program)
     warm_up_world()
-    _require_one_thread()
+    _require_forkable()
     gc.collect()
     # What is shared with every rank is not worth walking at each collection, and walking it would unshare its pages.
     gc.freeze()
@@ -97,7 +97,7 @@ def _serve(host: socket.socket, job: Job) -> NoReturn:
 
 
 def _fork(host: socket.socket, job: Job, me: Device, seat: int, inherited: Inherited, children: set[int]) -> None:
-    _require_one_thread()
+    _require_forkable()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -141,13 +141,19 @@ def _say(host: socket.socket, *, fds: list[int] | None = None, **message: object
         socket.send_fds(host, [json.dumps(message).encode()], fds or [])
 
 
-def _require_one_thread() -> None:
-    """Raises EverstepError: a lock that another thread holds at the fork stays locked in the child for ever."""
-    num_threads = len(list(Path("/proc/self/task").iterdir()))
-    if num_threads != 1:
+def _require_forkable() -> None:
+    """Raises EverstepError: a child could use no CUDA, and a lock that another thread holds stays locked in it for ever."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise EverstepError(
-            f"the training program started {num_threads - 1} thread(s) while it was imported or warmed and ranks are "
-            "forked from one thread only; start them when the first step runs"
+            "the training program used CUDA while it was imported or warmed and ranks that are forked then cannot; "
+            "put on a device what is made in its build(), on the device of the leaves"
+        )
+    threads = [task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid())]
+    if threads:
+        names = ", ".join((task / "comm").read_text().strip() for task in threads)
+        raise EverstepError(
+            f"the training program started {len(threads)} thread(s) while it was imported or warmed ({names}) and ranks "
+            "are forked from one thread only; start them when the first step runs"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 Dtype = Literal["fp32", "bf16"]
 Backend = Literal["links", "gloo", "nccl"]
+DeviceKind = Literal["cpu", "cuda"]
 Verify = Literal["off", "recompute"]
 Exact = Literal[False, True, "best_effort"]
 type_json = Mapping[str, object]
@@ -36,6 +37,8 @@ class TrainSpec:
     seed: int = 0
     dtype: Dtype = "fp32"
     """Of compute parameters and activations; masters and moments are always fp32."""
+    device: DeviceKind = "cpu"
+    """What ranks compute on. cuda: where a node has fewer of them than the job has ranks there, ranks share."""
     learning_rate: float = 3e-3
     min_learning_rate: float = 3e-4
     warmup_steps: int = 10
@@ -67,6 +70,10 @@ class CheckpointSpec:
     keep_last: int = 2
 
 
+NCCL_ABORT_S = 1.0
+"""For which a rank may have to wait for nccl, which takes half a second to abort a communicator."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverySpec:
     mirrors: int = 1
@@ -79,7 +86,7 @@ class RecoverySpec:
     """recompute: in each step one micro-batch is computed by a second pipeline too, and the gradients are compared."""
     backend: Backend = "links"
     leave_s: float = 0.5
-    """A rank that has not left a closed generation after this long is killed."""
+    """A rank that has not left a closed generation after this long is killed; on nccl NCCL_ABORT_S later."""
     copy_mb_s: float = 0.0
     """How fast a newcomer is sent its state while training goes on, in MB/s a connection; 0: as fast as the link is."""
     max_isolation_s: float = 600.0
@@ -88,6 +95,11 @@ class RecoverySpec:
     """Generations in a row that one cause of the job's own may end without a committed step before the job fails."""
     max_external_attempts: int = 64
     """The same for what is done to the job: signals, lost nodes, injected faults."""
+
+    @property
+    def killed_after_s(self) -> float:
+        """After the close of a generation, who has not left it."""
+        return self.leave_s + (NCCL_ABORT_S if self.backend == "nccl" else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

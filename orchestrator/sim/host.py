@@ -187,7 +187,8 @@ class SimHost:
 
     def _answer_preparations(self) -> None:
         for request in list(self._preparing):
-            if all(device in self.ranks for device in request.devices):
+            # The end of a device's last process is told before its successor is.
+            if all(device in self.ranks and self.ranks[device].alive for device in request.devices):
                 self._preparing.remove(request)
                 ranks = {device: self.ranks[device] for device in request.devices}
                 self._say(

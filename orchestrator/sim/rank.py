@@ -114,6 +114,10 @@ class SimRank:
         self.closed = max(self.closed, generation)
         if self.host.world.rng.random() < STUCK and not self.host.world.scenario.gentle:
             return
+        newcomer = self.newcomer
+        if newcomer is not None and newcomer.of == generation:  # made for an earlier join, it is told of both ends
+            self.soon(0.001, 0.25, lambda: self.end_join(newcomer.generation))
+            return
         if self.arena is not None and self.arena.generation <= generation:
             self.stuck += self.host.world.rng.random() < WEARS
             self.leave(None, "closed")

@@ -16,6 +16,9 @@ OPEN_S = 180.0
 PREPARE_S = 30.0
 JOIN_S = 1800.0
 """Newcomers receive their state meanwhile; a source or a link that stalls is noticed long before, by its ends."""
+MAX_JOINS = 3
+"""In a row that may fail before the plan is left alone until the cluster changes, or for JOIN_AGAIN_S."""
+JOIN_AGAIN_S = 60.0
 STOP_AFTER_S = 10.0
 """Beyond five steps, in which a generation stops by itself."""
 FORM_S = 60.0
@@ -60,6 +63,8 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
                 found.update(_join(record, record.join))
             elif record.target is not None:
                 found[f"grow:{generation}"] = OPEN_S
+            elif record.joins_failed >= MAX_JOINS:
+                found[f"join_again:{record.joins_failed}"] = JOIN_AGAIN_S
             return found
         case Reforming(closing=closing, forming=next_one):
             found = _retry(record, closing.generation) if next_one is None else {}
@@ -67,7 +72,7 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
                 if state.is_patient:
                     found[f"patience:{closing.generation}"] = PATIENCE_S
                 elif has_left(closing, state.lost):
-                    found[f"settle:{closing.generation}"] = record.spec.recovery.leave_s + REPORT_MARGIN_S
+                    found[f"settle:{closing.generation}"] = record.spec.recovery.killed_after_s + REPORT_MARGIN_S
                 else:
                     found.update(_isolated(record, closing.generation))
             elif next_one and next_one.formed:

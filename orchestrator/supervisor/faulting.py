@@ -105,6 +105,13 @@ def _objection(draft: Draft, asked: FaultRequested) -> str:
     if not _matching(draft, asked):
         return _nobody(draft, asked)
     _, devices = _victims(draft, asked)
+    open_ones = [one.asked.fault for one in _open(draft) if _is_at_risk(draft, one)]
+    is_flip = asked.fault is FaultKind.BIT_FLIP
+    if asked.fault in COSTLY and not asked.beyond_mirrors and (FaultKind.BIT_FLIP in open_ones or (is_flip and open_ones)):
+        return (
+            "a flipped bit is only found while both copies are there to be compared; wait until what was asked for before "
+            "has its verdict, or ask beyond mirrors"
+        )
     if asked.fault in COSTLY and not asked.beyond_mirrors and (lost := _last_copies(draft, devices)):
         return (
             f"with what is failing already it would destroy the only copies of {lost:,} elements of step "
@@ -196,8 +203,9 @@ def _look_for_incident(draft: Draft, one: Injected) -> None:
     enough = QUIET_STEPS
     if one.asked.fault is FaultKind.BIT_FLIP:  # copies are compared only now and then
         enough += 2 * draft.record.spec.recovery.compare_every
-    # A clock that has jumped back says nothing about how long it has been; steps alone are enough then.
-    is_late = draft.now >= over_at or draft.now < heard_at
+    # A clock that has jumped back says nothing about how long it has been: steps alone are enough then. More of them where
+    # somebody should have noticed, because those made while no supervisor listened are all told at once.
+    is_late = draft.now >= over_at or (draft.now < heard_at and not _has_to_be_noticed(draft, one))
     is_over = (is_late and quiet_steps >= enough) or quiet_steps >= 10 * enough
     if isinstance(draft.state, Running) and is_over:
         _judge(

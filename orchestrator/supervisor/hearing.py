@@ -170,6 +170,8 @@ def deadline_passed(draft: Draft, key: str) -> None:
             give_up_joining(draft, "newcomers did not catch up in time")
         case "join_stop":
             stop_now(draft)
+        case "join_again":
+            draft.set(considered=frozenset())
         case "retry":
             draft.set(avoided=draft.record.avoided & draft.record.hosts)
         case "open" | "prepare":

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+from orchestrator.domain.generation import RankReport
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Cause, Fault, Join, Running
 from orchestrator.domain.layout import Layout, layout, transfers
 from orchestrator.domain.profile import Interval
 from orchestrator.domain.protocol import BeginJoin, JoinerAt, JoinFailed, KillRank, PrepareSeats, SeatsPrepared, StopAfter
 
+from .deadlines import MAX_JOINS
 from .draft import Draft
 from .reforming import begin_reform
 
 MAX_ATTEMPTS = 3
 """Sources that may break off in one join before what is lacking is left to the pause."""
-MAX_JOINS = 3
-"""Joins in a row that may fail before the plan is left alone until the cluster changes."""
 
 
 def advance_join(draft: Draft) -> None:
@@ -50,21 +50,24 @@ def drop_join(draft: Draft) -> None:
 def newcomer_lost(draft: Draft, device: Device, why: str) -> None:
     """Its process is gone; its host may be well."""
     record, state = draft.record, draft.state
-    is_newcomer = record.join is not None and device in record.join.plan.seat_of
-    if not is_newcomer or not isinstance(state, Running) or device in state.plan.seat_of:
+    # What was let go of in the join before may end only now, when its place in this one is being prepared.
+    if record.join is None or device not in record.join.addresses or not isinstance(state, Running):
         return
-    failed = record.joins_failed + 1
-    draft.say("joining_given_up", f"newcomer {device} is lost ({why}); training goes on without it")
-    draft.set(target=None, joins_failed=failed)
-    if failed < MAX_JOINS:
-        draft.set(considered=frozenset())  # plan again
-    drop_join(draft)
+    _failed(draft, f"newcomer {device} is lost ({why}); training goes on without it")
 
 
 def give_up_joining(draft: Draft, why: str) -> None:
-    draft.say("joining_given_up", f"{why}; training goes on without newcomers")
-    draft.set(target=None, joins_failed=draft.record.joins_failed + 1)
-    drop_join(draft)
+    _failed(draft, f"{why}; training goes on without newcomers")
+
+
+def newcomer_reported(draft: Draft, report: RankReport) -> bool:
+    """Whether it was one's: nobody of the generation that trains has left. It may be quicker than those who stop."""
+    state, join = draft.state, draft.record.join
+    if join is None or not isinstance(state, Running) or report.device not in join.addresses:
+        return False
+    if join.stopping:
+        begin_reform(draft, _grow(draft), reports={report.device: report}, target=join.plan)
+    return True
 
 
 def stop_now(draft: Draft) -> None:
@@ -159,10 +162,19 @@ def join_failed(draft: Draft, said: JoinFailed) -> None:
     draft.say("copy_given_up", f"{said.message}; what {said.device} lacks is moved when training pauses")
 
 
+def _failed(draft: Draft, why: str) -> None:
+    failed = draft.record.joins_failed + 1
+    draft.say("joining_given_up", why)
+    draft.set(target=None, joins_failed=failed)
+    if failed < MAX_JOINS:
+        draft.set(considered=frozenset())  # plan again
+    drop_join(draft)
+
+
 def _stop(draft: Draft, join: Join) -> None:
     state = draft.state
     assert isinstance(state, Running)
-    draft.set(join=replace(join, stopping=True))
+    draft.set(join=replace(join, stopping=True), joins_failed=0)
     draft.say("pausing", "newcomers have caught up: training pauses after the step under way")
     for node in state.plan.nodes:
         draft.call(node, StopAfter(generation=state.generation))

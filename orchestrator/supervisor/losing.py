@@ -83,7 +83,8 @@ def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) ->
             _drop_plan_on(draft, node)
             try_settle(draft)
     if draft.record.target and node in draft.record.target.nodes:
-        draft.set(target=None)
+        # What else there is may do without it, and it may be tried again.
+        draft.set(target=None, considered=frozenset())
 
 
 def doubt(draft: Draft, report: RankReport) -> None:

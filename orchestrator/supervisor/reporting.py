@@ -16,6 +16,7 @@ from orchestrator.recovery.settle import settle
 from .doubting import found_fault
 from .draft import Draft
 from .forming import at_work, loses_steps
+from .joining import newcomer_reported
 from .losing import doubt, host_lost
 from .reforming import begin_reform
 from .settling import try_settle
@@ -31,7 +32,7 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
         why = f"a larger plan is ready: {join.plan.describe()}" if join else "stopped for a plan that is there no longer"
         fault = Fault(cause=Cause.GROW, message=why, at=draft.now)
         begin_reform(draft, fault, reports={report.device: report}, target=join.plan if join else None)
-    elif (at_it := at_work(draft)) and at_it[0] == report.generation:
+    elif (at_it := at_work(draft)) and at_it[0] == report.generation and not newcomer_reported(draft, report):
         fault = found_fault(draft, report, at_it[0]) or _link_fault(draft, report)
         begin_reform(draft, fault, reports={report.device: report})
     for node in sorted(suspects(draft) & draft.record.unreachable):

@@ -47,7 +47,7 @@ def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
     if isinstance(state, Queued) or (isinstance(state, Reforming) and state.forming is None):
         planned(draft, result)
         begin_forming(draft, result)
-    elif isinstance(state, Running) and result.world_size > state.plan.world_size:
+    elif isinstance(state, Running) and result.world_size > (draft.record.target or state.plan).world_size:
         _warm_up_to(draft, result)
 
 
@@ -79,9 +79,10 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
             options = [trusted - reserved(draft, nodes, trusted), trusted]
         case Running(plan=plan):
             considered = considered | set(plan.devices)
+            # Machines that come one after another are warmed together, until newcomers are being given their state.
             # One larger plan once all tests have ended, not one after each; and while a part of this one cannot be reached,
             # whatever were planned from the rest would be no larger.
-            waits = record.target is not None or draft.ward.awaits_tests or _is_silent(plan, nodes)
+            waits = record.join is not None or draft.ward.awaits_tests or _is_silent(plan, nodes)
             options = [] if waits else [trusted - draft.spare_devices]
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
@@ -119,9 +120,9 @@ def _grow_if_warm(draft: Draft) -> None:
         return
     needed = {*state.plan.nodes, *record.target.nodes}
     if not set(record.target.nodes) <= set(draft.num_devices):
-        draft.set(target=None)
+        draft.set(target=None, considered=frozenset())  # the rest of it is still there
         drop_join(draft)
-    elif not draft.usable >= set(record.target.devices):
-        return  # a part of it is silent just now
+    elif record.planning or not draft.usable >= set(record.target.devices):
+        return  # a larger one is being made, or a part of this one is silent just now
     elif record.warm >= needed and not record.unreachable & needed:  # what trains is never closed for one that cannot form
         advance_join(draft)

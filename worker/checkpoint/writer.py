@@ -26,6 +26,7 @@ from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.protocol import ShardSaved
 
+from ..parallel.device import host_memory
 from ..state.holdings import KINDS, Holdings, Piece
 from .format import ITEM_BYTES, StoredPiece, chunks, encode_index, file_stem
 
@@ -44,12 +45,16 @@ class Snapshot:
 
     @staticmethod
     def of(holdings: Holdings, generation: Generation, answer: Answer | None = None) -> Snapshot:
+        owned = holdings.state[:, : holdings.owned]
+        state = host_memory(owned)
+        for row, kept in zip(owned, state, strict=True):  # row by row: an accelerator has no room for a dense copy
+            kept.copy_(row)
         return Snapshot(
             step=holdings.step,
             answer=answer,
             generation=generation,
             pieces=holdings.owned_pieces,
-            state=holdings.state[:, : holdings.owned].to("cpu", copy=True),
+            state=state,
         )
 
 

@@ -1,7 +1,8 @@
 """What carries a generation's tensors: the seam between a session and its backend, and links, the one we own.
 
 A carrier makes connected process groups and moves tensors between any two ranks that the plan connects. Links are formed
-whatever the backend; gloo and nccl use them to find each other and to know who was lost.
+whatever the backend; gloo and nccl use them to find each other and to know who was lost, and what must be true when it has
+arrived (state, votes, hashes) goes over links always.
 """
 
 from __future__ import annotations
@@ -34,9 +35,6 @@ class Handle(Protocol):
 
 
 class Carrier(Protocol):
-    device: torch.device
-    """Where the tensors it carries live."""
-
     def open(self) -> None:
         """Once, on every rank, when links are formed and before anything else."""
         ...
@@ -45,7 +43,9 @@ class Carrier(Protocol):
         """Connected; every member calls this, for the same circles in the same order."""
         ...
 
-    def post(self, sends: Addressed, receives: Addressed) -> Handle: ...
+    def post(self, sends: Addressed, receives: Addressed) -> Handle:
+        """Of members' tensors on the job's kind of device."""
+        ...
 
     def abort(self) -> None:
         """From any thread; links are aborted before."""
@@ -60,7 +60,6 @@ class Carrier(Protocol):
 
 class LinksCarrier:
     def __init__(self, links: Links, rank: Rank, world: int, progress: Progress) -> None:
-        self.device = torch.device("cpu")
         self._links = links
         self._progress = progress
         # Every rank by its number; the exchange needs no group, but this is one that may wait and be watched.

@@ -188,7 +188,6 @@ class GlooCarrier:
     """host: the interface's own address, which gloo binds to. world: members; everybody: members and donors."""
 
     def __init__(self, links: Links, rank: Rank, world: int, everybody: int, progress: Progress, host: str) -> None:
-        self.device = torch.device("cpu")
         self._links = links
         self._progress = progress
         self._host = host

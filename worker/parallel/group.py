@@ -44,60 +44,67 @@ class Group:
     def size(self) -> int:
         return len(self.members)
 
+    @property
+    def live(self) -> dist.ProcessGroup | None:
+        """pg, about to be used."""
+        return self.pg
+
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> torch.Tensor:
         """In place; summed in group order, so that every member gets the same bits (links)."""
-        if self.pg is not None:
+        if (pg := self.live) is not None:
             options = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX  # type: ignore[assignment]
-            self.pg.allreduce([tensor], options).wait()
+            pg.allreduce([tensor], options).wait()
         return tensor
 
     def tally(self, tensor: torch.Tensor, num_maxima: int) -> torch.Tensor:
         """In place: the last `num_maxima` elements become the members' maxima, all before them the sums; one round."""
-        if self.pg is not None:
+        if (pg := self.live) is not None:
             sums, maxima = tensor[: tensor.numel() - num_maxima], tensor[tensor.numel() - num_maxima :]
             works = []
             for part, op in ((sums, dist.ReduceOp.SUM), (maxima, dist.ReduceOp.MAX)):
                 if part.numel():
                     options = dist.AllreduceOptions()
                     options.reduceOp = op  # type: ignore[assignment]
-                    works.append(self.pg.allreduce([part], options))
+                    works.append(pg.allreduce([part], options))
             for work in works:
                 work.wait()
         return tensor
 
     def all_gather_into(self, out: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """out: the members' tensors laid end to end, size * tensor.numel() elements; both contiguous."""
-        if self.pg is None:
+        if (pg := self.live) is None:
             out.view(-1).copy_(tensor.view(-1))
         else:
-            self.pg._allgather_base(out.view(-1), tensor.view(-1)).wait()
+            pg._allgather_base(out.view(-1), tensor.view(-1)).wait()
         return out
 
     def reduce_scatter_into(self, out: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """out: this member's part of the sum of `tensor`, which is size parts laid end to end; both contiguous."""
-        if self.pg is None:
+        if (pg := self.live) is None:
             out.view(-1).copy_(tensor.view(-1))
         else:
             options = dist.ReduceScatterOptions()
             options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
-            self.pg._reduce_scatter_base(out.view(-1), tensor.view(-1), options).wait()
+            pg._reduce_scatter_base(out.view(-1), tensor.view(-1), options).wait()
         return out
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         """inputs[j] goes to member j, outputs[j] comes from member j; lengths may be uneven and may be 0."""
-        if self.pg is None:
+        if (pg := self.live) is None:
             outputs[0].copy_(inputs[0])
         else:
-            self.pg.alltoall(list(outputs), list(inputs), dist.AllToAllOptions()).wait()
+            pg.alltoall(list(outputs), list(inputs), dist.AllToAllOptions()).wait()
 
     def isend(self, tensor: torch.Tensor, member: int, tag: int = 0) -> dist.Work:
-        assert self.pg is not None
-        return self.pg.send([tensor], member, tag)
+        pg = self.live
+        assert pg is not None
+        return pg.send([tensor], member, tag)
 
     def irecv(self, tensor: torch.Tensor, member: int, tag: int = 0) -> dist.Work:
-        assert self.pg is not None
-        return self.pg.recv([tensor], member, tag)
+        pg = self.live
+        assert pg is not None
+        return pg.recv([tensor], member, tag)
 
 
 ALONE = Group("alone", (Rank(0),), 0, None)

@@ -1,16 +1,24 @@
-"""Tensors on CPU as the bytes they lie in: views wherever that is possible, so that sockets read and fill them directly."""
+"""Tensors as the bytes that sockets read and fill: views wherever that is possible, host copies of an accelerator's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
 
+from .device import host_memory
+
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Flat and contiguous: the same memory where that is possible, else a copy."""
-    return tensor.detach().contiguous().view(-1)
+    """Flat, contiguous and on the host: the same memory where that is possible, else a copy."""
+    flat = tensor.detach().contiguous().view(-1)
+    return flat if flat.device.type == "cpu" else host_memory(flat).copy_(flat)
+
+
+def room_for(tensor: torch.Tensor) -> torch.Tensor:
+    """What `dense` makes, where the values do not matter."""
+    return dense(tensor) if tensor.device.type == "cpu" else host_memory(tensor).view(-1)
 
 
 def cut(tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
@@ -33,3 +41,18 @@ def landing(tensor: torch.Tensor) -> memoryview:
             f"cannot receive into a non-contiguous tensor of shape {tuple(tensor.shape)}; pass a contiguous one"
         )
     return bytes_of(tensor.detach().view(-1))
+
+
+def landings(tensors: Sequence[torch.Tensor]) -> tuple[list[memoryview], Callable[[], None] | None]:
+    """Where to receive each tensor, and what to do when all are there; None where each is received in its own memory."""
+    staged = [(tensor, room_for(tensor)) for tensor in tensors if tensor.device.type != "cpu"]
+    if not staged:
+        return [landing(tensor) for tensor in tensors], None
+    rooms = iter([room for _, room in staged])
+    views = [landing(tensor if tensor.device.type == "cpu" else next(rooms)) for tensor in tensors]
+
+    def spread() -> None:
+        for tensor, room in staged:
+            tensor.detach().copy_(room.view(tensor.shape))
+
+    return views, spread

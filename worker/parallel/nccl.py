@@ -1,14 +1,15 @@
 """NCCL as a carrier, for ranks that each own a CUDA device. Its communicators find each other through links.
 
-A collective here is a kernel in a stream: `wait` orders streams and says nothing about success, so whoever must know that
-an operation has passed (the vote) copies its result to the host. `abort` aborts every communicator, which ends kernels that
-wait for a dead peer.
+A collective here is a kernel in a stream: `wait` orders streams and says nothing about success, and one that was aborted on
+one side may end with any numbers on another. So it carries what a vote over links makes good: activations, gradients,
+compute parameters. `abort` aborts every communicator, which ends kernels that wait for a dead peer.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -17,9 +18,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from orchestrator.domain.ids import Rank
-from worker.progress import Progress
 
 from .carrier import Addressed, Handle
+from .group import Aborted, Group
 from .links import Links
 from .mesh import WORLD, Circle
 from .store import LinkStore
@@ -27,14 +28,29 @@ from .store import LinkStore
 WAIT_S = 1800.0
 
 
+def check(links: Links) -> None:
+    """Raises Aborted. Aborting a communicator takes NCCL half a second, for which whoever enters it now would wait."""
+    if links.aborted:
+        raise Aborted("the generation was aborted")
+
+
+@dataclass(frozen=True, slots=True)
+class NcclGroup(Group):
+    links: Links
+
+    @property
+    def live(self) -> dist.ProcessGroup | None:
+        check(self.links)
+        return self.pg
+
+
 class NcclCarrier:
     """rank 0 must be linked with everybody: it names the communicator of the whole generation."""
 
-    def __init__(self, links: Links, rank: Rank, world: int, progress: Progress) -> None:
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self._links = links
+    def __init__(self, links: Links, rank: Rank, world: int) -> None:
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self.links = links
         self._rank = rank
-        self._progress = progress
         self._store = LinkStore(links, world)
         self._backends: list[Any] = []
         self._world: Any = None
@@ -44,13 +60,14 @@ class NcclCarrier:
         everybody = Circle("world", WORLD, tuple(Rank(r) for r in range(self._size)))
         self._world = self.group(everybody, self._rank)
         # Point-to-point of a few is only allowed on a communicator that all have entered once.
-        self._world.allreduce([torch.zeros(1, device=self.device)], dist.AllreduceOptions()).wait()
-        torch.cuda.synchronize(self.device)
+        self._world.allreduce([torch.zeros(1, device=self._device)], dist.AllreduceOptions()).wait()
+        torch.cuda.synchronize(self._device)
 
     def group(self, circle: Circle, index: int) -> dist.ProcessGroup:
         # We close generations ourselves; NCCL's watchdog and its monitor would end the process when a peer is lost.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")  # a dump holds up whoever lets go of a broken group
         nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
         options = nccl.Options()
         options._timeout = timedelta(seconds=WAIT_S)
@@ -67,16 +84,18 @@ class NcclCarrier:
 
     def post(self, sends: Addressed, receives: Addressed) -> Handle:
         """One coalesced launch, so that the order of peers on either side does not matter."""
-        self._world._start_coalescing(self.device)
+        check(self.links)
+        self._world._start_coalescing(self._device)
         for peer, tensor in sends:
             self._world.send([tensor.detach().contiguous()], peer, 0)
         for peer, tensor in receives:
             self._world.recv([tensor.detach()], peer, 0)
-        return _Coalesced(self._world._end_coalescing(self.device), len(receives))
+        return _Coalesced(self._world._end_coalescing(self._device), len(receives))
 
     def abort(self) -> None:
         # Each in a thread of its own: aborting one may wait for a kernel that only the abort of another one ends.
-        for backend in list(self._backends):
+        backends, self._backends = self._backends, []
+        for backend in backends:
             threading.Thread(target=backend.abort, name="abort", daemon=True).start()
 
     def give_up(self) -> bool:
@@ -84,27 +103,19 @@ class NcclCarrier:
         return False
 
     def close(self) -> None:
-        for backend in self._backends:
-            if self._links.broken:
-                backend.abort()
-            else:
-                backend.shutdown()
-        self._backends.clear()
+        """Abort: nothing still under way is wanted, and a shutdown would wait for peers."""
+        self.abort()
         self._world = None
 
 
 class _Coalesced:
-    """One launch: after a failure nobody can say how far it came, so all of it has landed or nothing has."""
-
     def __init__(self, work: Any, receives: int) -> None:
         self._work = work
         self._receives = receives
-        self._is_through = False
 
     def wait(self) -> object:
-        self._work.wait()
-        self._is_through = True
-        return True
+        return self._work.wait()
 
     def landed(self) -> list[bool]:
-        return [self._is_through] * self._receives
+        """Nobody can say, so nothing has."""
+        return [False] * self._receives

@@ -16,10 +16,11 @@ import torch
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.spec import TrainSpec
 
+from .device import slice_on
 from .schedule import learning_rate
 
 SLICE = 1 << 18
-"""Elements updated at a time: bounds the scratch memory and keeps a slice's operands in cache."""
+"""Elements updated at a time on CPU: bounds the scratch memory and keeps a slice's operands in cache."""
 
 
 def adamw(
@@ -38,10 +39,10 @@ def adamw(
     if train.weight_decay:
         for start, stop in decayed:
             state[0, start:stop].mul_(keep)
-    size = gradient.numel()
-    scratch = torch.empty(2, min(size, SLICE), dtype=torch.float32, device=gradient.device)
-    for start in range(0, size, SLICE):
-        stop = min(size, start + SLICE)
+    size, width = gradient.numel(), slice_on(gradient.device, SLICE)
+    scratch = torch.empty(2, min(size, width), dtype=torch.float32, device=gradient.device)
+    for start in range(0, size, width):
+        stop = min(size, start + width)
         weight, first, second = state[0, start:stop], state[1, start:stop], state[2, start:stop]
         a, b = scratch[0, : stop - start], scratch[1, : stop - start]
         torch.mul(gradient[start:stop], clip, out=a)

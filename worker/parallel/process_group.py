@@ -2,7 +2,8 @@
 
 Sums are always taken in group order, so every member gets the same bits, run after run. Every operation posts all it can at
 once and returns a `Work`; the rest happens in whichever wait comes next, so a caller may start the exchanges of many
-buckets and then wait for them in any order. A collective's messages carry its number within the group, p2p its tag.
+buckets and then wait for them in any order. A collective's messages carry its number within the group, p2p its tag. An
+accelerator's tensors pass through host memory on both ends.
 
     all_reduce, small or of two      everybody sends everything to everybody      1 round    n - 1 times the bytes
     all_reduce, large                reduce-scatter, then all-gather, direct      2 rounds   2 (n - 1) / n times the bytes
@@ -21,7 +22,7 @@ from orchestrator.domain.ids import Rank
 from worker.progress import Progress, Unwatched
 
 from .links import Links
-from .memory import bytes_of, cut, dense, landing
+from .memory import bytes_of, cut, dense, landings, room_for
 from .pending import Pending
 from .reduction import Operator, operator_of
 
@@ -51,7 +52,11 @@ class LinksWork(dist.Work):
 
     def landed(self) -> list[bool]:
         """Of each receive of an exchange: whether all of it is here. Never raises."""
-        return [pending.is_through for pending in self._pendings[: len(self._result)]]
+        received = self._pendings[: len(self._result)]
+        for pending in received:
+            if pending.is_through:
+                pending.finish()
+        return [pending.is_through for pending in received]
 
     def result(self) -> list[torch.Tensor]:
         return self._result
@@ -181,7 +186,7 @@ class LinksProcessGroup(dist.ProcessGroup):
         me, tag = self._index, self._next_tag()
         own = dense(inputs[me])
         parts = [own if j == me else torch.empty_like(own) for j in range(len(self._members))]
-        target = dense(output)
+        target = room_for(output)
 
         def combine() -> None:
             op.combine(parts, me, target)
@@ -211,11 +216,12 @@ class LinksProcessGroup(dist.ProcessGroup):
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> LinksWork:
         """Lengths may be uneven; nothing is sent for an empty part."""
         me, tag = self._index, self._next_tag()
-        pending = self.links.pending(None)
+        received = [j for j in self._others if outputs[j].numel()]
+        views, then = landings([outputs[j] for j in received])
+        pending = self.links.pending(then)
         outputs[me].detach().copy_(inputs[me].detach().view(outputs[me].shape))
-        for j in self._others:
-            if outputs[j].numel():
-                self._receive(j, tag, landing(outputs[j]), pending)
+        for j, view in zip(received, views, strict=True):
+            self._receive(j, tag, view, pending)
         for j in self._others:
             if inputs[j].numel():
                 self._send(j, tag, bytes_of(dense(inputs[j])), pending)
@@ -237,21 +243,25 @@ class LinksProcessGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> LinksWork:  # type: ignore[override]
         tensor, root, tag = tensors[0], opts.rootRank, self._next_tag()
-        pending = self.links.pending(None)
-        if tensor.numel() and root == self._index:
+        if root == self._index:
+            pending = self.links.pending(None)
             view = bytes_of(dense(tensor))
-            for j in self._others:
+            for j in self._others if tensor.numel() else ():
                 self._send(j, tag, view, pending)
-        elif tensor.numel():
-            self._receive(root, tag, landing(tensor), pending)
+        else:
+            (view,), then = landings([tensor])
+            pending = self.links.pending(then)
+            if tensor.numel():
+                self._receive(root, tag, view, pending)
         return LinksWork(self, [pending.seal()], tensors)
 
     def _gather(self, parts: Sequence[torch.Tensor], tensor: torch.Tensor) -> Pending:
         tag = self._next_tag()
-        pending = self.links.pending(None)
+        views, then = landings([parts[j] for j in self._others])
+        pending = self.links.pending(then)
         if tensor.numel():
-            for j in self._others:
-                self._receive(j, tag, landing(parts[j]), pending)
+            for j, room in zip(self._others, views, strict=True):
+                self._receive(j, tag, room, pending)
             view = bytes_of(dense(tensor))
             for j in self._others:
                 self._send(j, tag, view, pending)
@@ -267,8 +277,9 @@ class LinksProcessGroup(dist.ProcessGroup):
         return LinksWork(self, [pending.seal()], tensors)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> LinksWork:
-        pending = self.links.pending(None)
-        self._receive(src, tag, landing(tensors[0]), pending)
+        (view,), then = landings(tensors[:1])
+        pending = self.links.pending(then)
+        self._receive(src, tag, view, pending)
         return LinksWork(self, [pending.seal()], tensors)
 
     def exchange(
@@ -278,18 +289,21 @@ class LinksProcessGroup(dist.ProcessGroup):
         to_me = [tensor for member, tensor in sends if member == self._index]
         for tensor in (tensor for member, tensor in receives if member == self._index):
             tensor.detach().copy_(to_me.pop(0).detach().view(tensor.shape))
-        landings = []
+        arrivals = []
         for member, tensor in receives:
-            pending = self.links.pending(None)
-            landings.append(pending)
-            if member != self._index:
-                self._receive(member, 0, landing(tensor), pending)
+            if member == self._index:
+                arrivals.append(self.links.pending(None).seal())
+                continue
+            (view,), then = landings([tensor])
+            pending = self.links.pending(then)
+            arrivals.append(pending)
+            self._receive(member, 0, view, pending)
             pending.seal()
         sent = self.links.pending(None)
         for member, tensor in sends:
             if member != self._index:
                 self._send(member, 0, bytes_of(dense(tensor)), sent)
-        return LinksWork(self, [*landings, sent.seal()], [tensor for _, tensor in receives])
+        return LinksWork(self, [*arrivals, sent.seal()], [tensor for _, tensor in receives])
 
     # torch 2.13 renamed these three and still calls both.
     all_gather_single = _allgather_base
