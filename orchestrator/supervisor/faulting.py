@@ -22,7 +22,7 @@ from orchestrator.domain.faults import (
     Verdict,
 )
 from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import Fault, Reforming, Running, Starting, Stopping, Succeeded
+from orchestrator.domain.job import Cause, Fault, Reforming, Running, Starting, Stopping, Succeeded
 from orchestrator.domain.layout import layout, transfers
 from orchestrator.domain.plan import Plan, Seat
 from orchestrator.domain.protocol import FaultCarriedOut, InjectFault
@@ -54,6 +54,9 @@ PASSING = frozenset({FaultKind.STOP, FaultKind.GIL_HANG, FaultKind.CUT_LINK})
 """Over by themselves after a while, and then no danger any more."""
 NOTICEABLE = DESTRUCTIVE - PASSING | {FaultKind.NAN, FaultKind.BIT_FLIP}
 """Have to be noticed; others may pass before anybody minds."""
+
+SHOWS_AS = {FaultKind.NAN: Cause.NOT_FINITE, FaultKind.BIT_FLIP: Cause.CORRUPTION}
+"""The vote and the comparison of copies see that something is wrong, not always where."""
 
 
 def inject(drafts: Sequence[Draft], asked: FaultRequested) -> tuple[Loose, ...]:
@@ -174,13 +177,16 @@ def _look_for_incident(draft: Draft, one: Injected) -> None:
     others = [other for other in _open(draft) if incident is not None and other.incident == incident.number]
     if one.asked.fault not in NOTICEABLE and any(other.asked.fault in NOTICEABLE for other in others):
         is_new = False  # it has its explanation
-    if is_new and incident is not None and incident.pause_s is None and set(incident.fault.devices) & set(one.devices):
+    if is_new and incident is not None and incident.pause_s is None and _shows(one, incident.fault):
         _explain(draft, one, incident.number, incident.fault)
         return
     over_at = one.carried_out_at + one.asked.duration_s + QUIET_S
     quiet_steps = draft.record.committed - one.step
+    enough = QUIET_STEPS
+    if one.asked.fault is FaultKind.BIT_FLIP:  # copies are compared only now and then
+        enough += 2 * draft.record.spec.recovery.compare_every
     # Steps alone are enough in the end: the wall clock may have jumped back since.
-    is_over = (draft.now >= over_at and quiet_steps >= QUIET_STEPS) or quiet_steps >= 10 * QUIET_STEPS
+    is_over = (draft.now >= over_at and quiet_steps >= enough) or quiet_steps >= 10 * enough
     if isinstance(draft.state, Running) and is_over:
         seen = one.asked.fault not in NOTICEABLE
         _judge(
@@ -189,6 +195,11 @@ def _look_for_incident(draft: Draft, one: Injected) -> None:
             Verdict.HARMLESS if seen else Verdict.UNDETECTED,
             f"step {draft.record.committed} is committed and nothing had to be recovered",
         )
+
+
+def _shows(one: Injected, fault: Fault) -> bool:
+    """Whether this is what it looks like: something of its victims broke, or numbers that nobody can be blamed for."""
+    return bool(set(fault.devices) & set(one.devices)) or fault.cause is SHOWS_AS.get(one.asked.fault)
 
 
 def _judge_at_the_end(draft: Draft, one: Injected) -> None:
