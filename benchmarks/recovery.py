@@ -99,13 +99,14 @@ def summary(found: dict[str, Measured]) -> dict[str, object]:
         if one and one.missed:
             kinds[f"{name}_missed"] = one.missed
     recoveries = [recovery for one in found.values() for recovery in one.recoveries]
-    counts: dict[str, object] = {
+    if not recoveries:
+        return kinds | dict.fromkeys(("steps_lost", "steps_rolled_back", "false_alarms", "step_s"))
+    return kinds | {
         "steps_lost": sum(one.steps_lost for one in found.values()),
         "steps_rolled_back": sum(recovery.rolled_back for recovery in recoveries),
         "false_alarms": sum(one.suspected + len(one.uncaused) for one in found.values()),
-        "step_s": round(median(recovery.step_s for recovery in recoveries), 4) if recoveries else None,
+        "step_s": round(median(recovery.step_s for recovery in recoveries), 4),
     }
-    return kinds | counts
 
 
 def _tax() -> dict[str, object]:

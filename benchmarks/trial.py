@@ -20,6 +20,7 @@ from .workload import WORLD_SIZE
 
 QUIET_STEPS = 12
 """Undisturbed steps before each failure."""
+QUIET_ATTEMPTS = 5
 RECOVER_S = 120.0
 RESIZES = frozenset({"grow", "shrink"})
 
@@ -52,11 +53,7 @@ def trial(job: Job, victims: Victims, random: Random, title: str, seen: int) -> 
 
     The cluster is whole again when this returns. Raises NotMeasured.
     """
-    kind = victims.kind
-    job.wait(lambda view: why_not_ready(view, kind) == "", f"readiness for {kind.name}", RECOVER_S)
-    before = job.wait_for_step(job.view().step + QUIET_STEPS)
-    if why := why_not_ready(before, kind):
-        raise NotMeasured(f"after {QUIET_STEPS} undisturbed steps {why}")
+    before = _undisturbed(job, victims.kind)
     strike = victims.strike(before, random.uniform(0.0, before.typical_step_s or 0.0))
     try:
         after = job.wait(lambda view: is_recovered(view, before), f"recovery of {strike.whom}", RECOVER_S)
@@ -69,6 +66,20 @@ def trial(job: Job, victims: Victims, random: Random, title: str, seen: int) -> 
     say(f"{title}: {strike.whom}, {pause}, {one.rung}, {in_words(one.phases)}")
     uncaused = [found for found in incidents_after(before, seen) if found.cause not in RESIZES]
     return one, tuple(uncaused)
+
+
+def _undisturbed(job: Job, kind: Kind) -> JobView:
+    """After QUIET_STEPS in one generation, and ready still."""
+    for _ in range(QUIET_ATTEMPTS):
+        try:
+            begun = job.wait(lambda view: why_not_ready(view, kind) == "", "readiness", RECOVER_S)
+        except NotMeasured as error:
+            raise NotMeasured(f"{why_not_ready(job.view(), kind)} ({error})") from error
+        before = job.wait_for_step(begun.step + QUIET_STEPS)
+        if before.generation == begun.generation and why_not_ready(before, kind) == "":
+            return before
+        say(f"generation {begun.generation} ended by itself; waiting for {QUIET_STEPS} undisturbed steps of another")
+    raise NotMeasured(f"{QUIET_ATTEMPTS} times there were no {QUIET_STEPS} undisturbed steps; look at the job's incidents")
 
 
 def why_not_ready(view: JobView, kind: Kind) -> str:

@@ -162,6 +162,13 @@ def test_the_summary_has_every_key_and_says_what_was_not_measured() -> None:
     assert (found["steps_lost"], found["steps_rolled_back"], found["false_alarms"]) == (1, 1, 3)
 
 
+def test_where_nothing_was_measured_nothing_is_claimed_to_be_zero() -> None:
+    nothing = Measured(recoveries=(), uncaused=(), suspected=0, steps_lost=0, missed="the API does not answer")
+    found = summary({"rank_kill": nothing})
+    assert found["rank_kill"] is None
+    assert [found[key] for key in ("steps_lost", "steps_rolled_back", "false_alarms")] == [None, None, None]
+
+
 def test_figures_of_a_kind() -> None:
     found = figures([a_recovery(0.1), a_recovery(0.2), a_recovery(0.4, rung="spare")])
     assert (found["median_s"], found["p95_s"], found["max_s"]) == (0.2, 0.38, 0.4)
