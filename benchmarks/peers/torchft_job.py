@@ -40,10 +40,10 @@ def main() -> None:
     while manager.current_step() < ground.train.steps:
         optimizer.zero_grad()  # begins the quorum of this step
         before = manager.current_step()
-        step = before + 1
-        replica.backward(step)
+        replica.backward(before + 1)
         _reduce(manager, parameters)
-        ground.set_rate(replica.optimizer, step)
+        # Only now: one that comes back learns with the quorum which step the others are at.
+        ground.set_rate(replica.optimizer, manager.current_step() + 1)
         norm = torch.nn.utils.clip_grad_norm_(parameters, ground.train.clip_norm)
         optimizer.step()
         if manager.current_step() > before:
