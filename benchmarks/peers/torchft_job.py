@@ -39,15 +39,15 @@ def main() -> None:
     parameters = list(replica.module.parameters())
     while manager.current_step() < ground.train.steps:
         optimizer.zero_grad()  # begins the quorum of this step
-        before = manager.current_step()
-        replica.backward(before + 1)
+        replica.backward(manager.current_step() + 1)
         _reduce(manager, parameters)
         # Only now: one that comes back learns with the quorum which step the others are at.
-        ground.set_rate(replica.optimizer, manager.current_step() + 1)
+        done = manager.current_step()
+        ground.set_rate(replica.optimizer, done + 1)
         norm = torch.nn.utils.clip_grad_norm_(parameters, ground.train.clip_norm)
         optimizer.step()
-        if manager.current_step() > before:
-            log.done(manager.current_step(), float(norm), members=manager.num_participants())
+        if manager.current_step() > done:
+            log.done(done + 1, float(norm), members=manager.num_participants())
 
 
 def _reduce(manager: Manager, parameters: list[torch.nn.Parameter]) -> None:
