@@ -23,7 +23,7 @@ HOSTS = 4
 _skipped: list[str] = []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def rig() -> Iterator[Rig]:
     try:
         built = Rig.build(HOSTS)
@@ -37,7 +37,7 @@ def rig() -> Iterator[Rig]:
         assert built.leftovers() == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     state_dir = tmp_path_factory.mktemp("hosts")
     specs = [NodeSpec("A100", 2, address=rig.address(one), prefix=rig.prefix(one)) for one in range(1, HOSTS + 1)]
@@ -49,7 +49,7 @@ def cluster(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loca
         assert not marked({CLUSTER_MARK: ray_environment.for_state_dir(state_dir).cluster}), "left after down"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def job(cluster: LocalCluster) -> Iterator[TinyJob]:
     with Client(cluster.url, retry_s=30) as client:
         yield TinyJob.start(client, cluster.state_dir)

@@ -92,8 +92,6 @@ def test_host_of_rank_0_is_killed_and_then_the_one_after_it(machines: Machines, 
     print(f"\npauses: {pauses}")
     for host in hosts:
         machines.start(host)
-    machines.all_train()
-    assert len(job.nodes()) == 4
 
 
 @needs_stalls

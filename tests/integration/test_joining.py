@@ -203,10 +203,10 @@ def test_training_never_waits_for_a_newcomer_that_reads_nothing_and_keeps_little
 
 
 def test_queue_that_overflows_is_started_over_and_the_copy_comes_out_right() -> None:
-    with a_pair(rate=400_000.0, queue_steps=5) as pair:
-        pair.train_until(lambda: pair.feeder._tries > 1, pause_s=0.01)
+    with a_pair(rate=200_000.0, queue_steps=5) as pair:
+        pair.train_until(lambda: pair.feeder._tries > 1, pause_s=0.002)
         assert not pair.said
-        pair.train_until(lambda: bool(pair.said), pause_s=0.3)
+        pair.train_until(lambda: bool(pair.said), pause_s=0.6)
         assert isinstance(pair.said[0], JoinerAt)
         pair.assert_has_the_bits(pair.finish())
 

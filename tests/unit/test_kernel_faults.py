@@ -8,7 +8,9 @@ import pytest
 
 from orchestrator.domain.effects import KillNode, Sabotage
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
+from orchestrator.domain.generation import NotFinite
 from orchestrator.domain.ids import Device, JobId, NodeId, Step
+from orchestrator.domain.job import Cause
 from orchestrator.domain.layout import partners
 from orchestrator.domain.protocol import FaultCarriedOut, InjectFault
 from orchestrator.supervisor.faulting import MAX_INJECTED, QUIET_S, QUIET_STEPS
@@ -116,10 +118,23 @@ def test_a_fault_that_nobody_minds_is_judged_by_its_kind(kind: FaultKind, verdic
     bench = Bench(spec=replace(Bench().spec, train=replace(Bench().spec.train, steps=100))).running().passed(1, 2, 3)
     struck(bench.tell(asked(kind, rank=1)), step=3)
     bench.now += QUIET_S + 1
-    bench.passed(*range(4, 3 + QUIET_STEPS))
+    compared_every = bench.record.spec.recovery.compare_every if kind is FaultKind.BIT_FLIP else 0
+    enough = QUIET_STEPS + 2 * compared_every
+    bench.passed(*range(4, 3 + enough))
     assert last(bench).verdict is Verdict.OPEN
-    bench.passed(3 + QUIET_STEPS)
+    bench.passed(3 + enough)
     assert last(bench).verdict is verdict
+
+
+def test_numbers_that_are_not_finite_are_what_a_nan_looks_like_though_nobody_is_named() -> None:
+    bench = Bench(spec=replace(Bench().spec, train=replace(Bench().spec.train, steps=100))).running().passed(1, 2, 3)
+    struck(bench.tell(asked(FaultKind.NAN, rank=1)), step=3)
+    seen = replace(
+        a_report(bench.device(0), generation=1, voted=3, passed=3, held=3),
+        found=NotFinite(step=Step(4), micro_batches=(1,)),
+    )
+    bench.reports(seen)
+    assert last(bench).verdict is Verdict.OPEN and last(bench).cause is Cause.NOT_FINITE
 
 
 def test_an_armed_rank_that_dies_before_its_point_is_harmless() -> None:
