@@ -23,7 +23,8 @@ from orchestrator.adapters.ray_cluster import RayCluster
 from orchestrator.adapters.redis_store import RedisStore
 from orchestrator.adapters.saboteur import LocalSaboteur
 from orchestrator.domain.errors import Unavailable
-from orchestrator.supervisor.run import Supervisor, World
+from orchestrator.supervisor.acting import World
+from orchestrator.supervisor.run import Supervisor
 
 NODES_S = 60.0
 log = structlog.get_logger()

@@ -22,7 +22,8 @@ from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import JobId, NodeId
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.spec import JobSpec
-from orchestrator.supervisor.run import Supervisor, World
+from orchestrator.supervisor.acting import World
+from orchestrator.supervisor.run import Supervisor
 
 JOB = JobId("job-1")
 

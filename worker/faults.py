@@ -23,7 +23,7 @@ from orchestrator.domain.plan import Plan, Seat
 from orchestrator.domain.protocol import FaultCarriedOut
 
 from . import faultpoints
-from .page import PageWriter
+from .page.writer import PageWriter
 from .parallel.sabotage import BadLink
 
 ENVIRONMENT = "EVERSTEP_FAULTPOINT"

@@ -26,8 +26,9 @@ import torch
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.profile import Interval
+from orchestrator.domain.protocol import BeginJoin
 
-from .page import pack_answer
+from .page.layout import pack_answer
 from .parallel.memory import bytes_of
 from .state.holdings import Holdings
 from .state.relayout import MESSAGE, messages, packed
@@ -68,6 +69,51 @@ class _Passed:
     answer: Answer
     chunks: int
     gradients: torch.Tensor
+
+
+class Feeders:
+    """One rank's, of all newcomers; rate: bytes per second at most for each, 0 for no limit. Training thread only."""
+
+    def __init__(self, me: Device, rate: float) -> None:
+        self._me = me
+        self._rate = rate
+        self._feeders: list[Feeder] = []
+        self.updating = threading.Lock()
+        """Held while the holdings change; who copies from them in another thread holds it, too."""
+        self.is_stopping = False
+        """Every rank was asked to stop for newcomers, and the step that is made is the last."""
+
+    def feed(self, begin: BeginJoin, held: Holdings, cookie: bytes) -> None:
+        """Give newcomers what they are to have from here, in the background, until this generation ends."""
+        self._feeders = [feeder for feeder in self._feeders if not feeder.is_over]
+        for target in sorted({move.target for move in begin.moves if move.source == self._me}):
+            feeder = Feeder(
+                held=held,
+                lock=self.updating,
+                me=self._me,
+                join=begin.generation,
+                attempt=begin.attempt,
+                cookie=cookie,
+                address=begin.addresses[target],
+                intervals=[m.interval for m in begin.moves if (m.source, m.target) == (self._me, target)],
+                rate=self._rate,
+            )
+            self._feeders.append(feeder)
+            feeder.start()
+
+    def applied(self, answer: Answer) -> None:
+        """A step's update is done; called with `updating` held."""
+        for feeder in self._feeders:
+            feeder.applied(answer)
+            if self.is_stopping:
+                feeder.end(answer.step)
+
+    def stop(self) -> None:
+        """The generation is over; returns when nothing is read from the holdings any more."""
+        for feeder in self._feeders:
+            feeder.stop()
+        self._feeders.clear()
+        self.is_stopping = False
 
 
 class Feeder:

@@ -54,7 +54,7 @@ from .isolation import GRACE_S, Isolation
 from .lookout import Lookout
 from .mail import FromRank, Passed, Raised, StandsBy, order_frame
 from .outbox import Outbox
-from .page import Sight
+from .page.reader import Sight
 from .seat import Seat
 from .watch import LOOK_S
 

@@ -26,7 +26,7 @@ from orchestrator.domain.protocol import BeginJoin, JoinerAt, JoinFailed
 from orchestrator.domain.spec import TrainSpec
 
 from .feeding import FRAME, HELLO, MAGIC, Kind
-from .page import unpack_answer
+from .page.layout import unpack_answer
 from .parallel.memory import bytes_of
 from .parallel.optimizer import adamw
 from .state.holdings import Holdings

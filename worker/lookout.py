@@ -13,7 +13,7 @@ from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.protocol import RanksStalled
 from orchestrator.domain.sight import RankSight
 
-from .page import members_in
+from .page.reader import members_in
 from .processes import look_at
 from .seat import Seat
 from .watch import Process, Watch, in_words

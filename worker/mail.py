@@ -37,7 +37,7 @@ from orchestrator.domain.protocol import (
     StopAfter,
 )
 
-from .page import pack_answer, unpack_answer
+from .page.layout import pack_answer, unpack_answer
 
 BROKEN = 70
 """Exit code of a rank that failed below the training program."""

@@ -22,7 +22,7 @@ from orchestrator.domain.profile import BLOCK, Profile, exact_groups, splits_a_b
 from orchestrator.domain.spec import JobSpec
 
 from .data import sources
-from .page import MAX_GROUPS, MAX_IDS
+from .page.layout import MAX_GROUPS, MAX_IDS
 from .program import load_program
 
 

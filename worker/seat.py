@@ -19,7 +19,8 @@ from orchestrator.domain.protocol import RankExited
 
 from .logs import open_log, tail
 from .mail import BROKEN, Channel
-from .page import PageReader, create_page
+from .page.layout import create_page
+from .page.reader import PageReader
 
 _LISTEN_BACKLOG = 128
 

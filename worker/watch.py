@@ -23,7 +23,7 @@ from enum import StrEnum
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.sight import Phase
 
-from .page import Glance
+from .page.reader import Glance
 
 LOOK_S = 0.1
 """How often somebody should look."""

@@ -32,10 +32,11 @@ from orchestrator.domain.ids import Device
 from orchestrator.domain.protocol import OpenHost
 
 from . import rank
+from .birth import Inherited, Job, die_with_parent
 from .data import sources
-from .loop import warm
 from .parallel.world import warm_up_world
 from .program import load_program
+from .warming import warm
 
 MESSAGE_BYTES = 1 << 16
 
@@ -43,7 +44,7 @@ MESSAGE_BYTES = 1 << 16
 def main() -> None:
     """argv: the descriptor of the socket to the host, the host's pid. stdin: the OpenHost it works for."""
     host = socket.socket(fileno=int(sys.argv[1]))
-    rank.die_with_parent(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[2]))
     order = codec.loads(OpenHost, sys.stdin.buffer.read())
     _forget_stdin()
     try:
@@ -57,7 +58,7 @@ def main() -> None:
         _fail(host, error)
 
 
-def _warmed(order: OpenHost) -> rank.Job:
+def _warmed(order: OpenHost) -> Job:
     torch.set_num_threads(1)
     program = load_program(order.spec.program)
     tokens = sources.load(order.spec.data)
@@ -68,10 +69,10 @@ def _warmed(order: OpenHost) -> rank.Job:
     gc.collect()
     # What is shared with every rank is not worth walking at each collection, and walking it would unshare its pages.
     gc.freeze()
-    return rank.Job(order=order, program=program, tokens=tokens)
+    return Job(order=order, program=program, tokens=tokens)
 
 
-def _serve(host: socket.socket, job: rank.Job) -> NoReturn:
+def _serve(host: socket.socket, job: Job) -> NoReturn:
     reader, writer = socket.socketpair()
     for end in (reader, writer):
         end.setblocking(False)
@@ -92,10 +93,10 @@ def _serve(host: socket.socket, job: rank.Job) -> NoReturn:
                 _end(children)
             request = json.loads(data)
             me = Device(job.order.node, int(request["index"]))
-            _fork(host, job, me, int(request["seat"]), rank.Inherited(*fds), children)
+            _fork(host, job, me, int(request["seat"]), Inherited(*fds), children)
 
 
-def _fork(host: socket.socket, job: rank.Job, me: Device, seat: int, inherited: rank.Inherited, children: set[int]) -> None:
+def _fork(host: socket.socket, job: Job, me: Device, seat: int, inherited: Inherited, children: set[int]) -> None:
     _require_one_thread()
     parent = os.getpid()
     pid = os.fork()

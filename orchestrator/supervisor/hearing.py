@@ -41,7 +41,9 @@ from .joining import (
     newcomers_prepared,
     stop_now,
 )
-from .reforming import ask_for_patience, begin_reform, give_up_waiting, host_lost, rank_exited, rank_reported, suspects
+from .losing import host_lost, rank_exited
+from .reforming import begin_reform
+from .reporting import ask_for_patience, give_up_waiting, rank_reported, suspects
 from .sparing import give_up_slow_spares, spare_exited, spare_prepared
 from .stalling import conclude, host_silent, ranks_seen, ranks_stalled
 from .stopping import abandon_hosts, host_closed, stop

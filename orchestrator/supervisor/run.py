@@ -8,41 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import inf
 
 import structlog
 
-from orchestrator.domain.effects import (
-    AddNode,
-    CallHost,
-    ChoosePlan,
-    CommitCheckpoint,
-    Effect,
-    KillNode,
-    Loose,
-    ProbeProgram,
-    Sabotage,
-)
-from orchestrator.domain.errors import EverstepError, Refused, StaleTerm, Unavailable
-from orchestrator.domain.events import (
-    CheckpointCommitted,
-    CheckpointFailed,
-    DeadlinePassed,
-    EffectDone,
-    Input,
-    NodesSeen,
-    PlanChosen,
-    ProgramProbed,
-    ProgramRefused,
-)
-from orchestrator.domain.faults import FaultKind
+from orchestrator.domain.effects import CallHost, Effect
+from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable
+from orchestrator.domain.events import DeadlinePassed, EffectDone, Input, NodesSeen
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.protocol import OpenHost
-from orchestrator.ports import Checkpoints, Cluster, Commit, NodeProvider, Planner, Prober, Saboteur, StateStore
+from orchestrator.ports import Commit
 
+from .acting import Hands, World
 from .deadlines import deadlines
 from .host_line import HostLine
 from .kernel import State, Stepped, step
@@ -55,23 +34,8 @@ RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
 """A wait that took this much longer than asked for: nobody was running here."""
 POLL_COMMANDS_S = 1.0
-STALL_S = 3.0
-"""How long the store is made to stall where the request does not say."""
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """Everything outside the kernel."""
-
-    store: StateStore
-    cluster: Cluster
-    provider: NodeProvider
-    prober: Prober
-    planner: Planner
-    checkpoints: Checkpoints
-    saboteur: Saboteur | None = None
 
 
 class LeaseLost(EverstepError):
@@ -89,11 +53,9 @@ class Supervisor:
         self._any = asyncio.Event()
         self._lines: dict[tuple[JobId, NodeId], HostLine] = {}
         self._timers: dict[tuple[JobId, str], float] = {}
-        self._running: set[asyncio.Future[None]] = set()
+        self._hands = Hands(world, lambda one: self._tell(one, urgent=True))
         self._term = Term(0)
         self._state = State(root=root)
-        self._skew_s = 0.0
-        """How far the wall clock has jumped, on purpose."""
         self._unsaved = Unsaved()
 
     async def serve(self) -> None:
@@ -112,8 +74,7 @@ class Supervisor:
         finally:
             for line in self._lines.values():
                 await line.stop()
-            for task in self._running:
-                task.cancel()
+            self._hands.cancel()
             await self._world.store.release(self._holder, self._term)
 
     # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -124,7 +85,7 @@ class Supervisor:
             news, self._news = self._news, []
             self._urgent.clear()
             self._any.clear()
-            stepped = step(self._clock() + self._skew_s, self._state, [one.one for one in news])
+            stepped = step(self._clock() + self._hands.skew_s, self._state, [one.one for one in news])
             self._state = stepped.state
             self._unsaved.add(stepped, news, time.monotonic())
             # Nothing is done before it is recorded; what leads to nothing yet can be recorded with what follows. Should
@@ -135,7 +96,7 @@ class Supervisor:
             for identity, effect in stepped.effects.items():
                 self._carry_out(identity, effect)
             for loose in stepped.loose:
-                self._start(self._provide(loose))
+                self._hands.provide(loose)
             self._set_timers(stepped)
 
     async def _wait_for_news(self) -> None:
@@ -211,7 +172,7 @@ class Supervisor:
             self._lines[key] = line
             line.start(attached=attached and not _opening(self._state.jobs[key[0]], key[1]))
         for key in set(self._lines) - wanted:
-            self._start(self._lines.pop(key).stop())
+            self._hands.start(self._lines.pop(key).stop())
 
     def _tell(self, one: Input, *, urgent: bool, line: HostLine | None = None, number: int = 0) -> None:
         self._news.append(News(one, line, number))
@@ -229,69 +190,8 @@ class Supervisor:
                     self._tell(EffectDone(job=job, effect=identity), urgent=False)
                 else:
                     line.send(identity, request)
-            case ProbeProgram():
-                self._start(self._answer(identity, effect.job, self._probe(effect)))
-            case ChoosePlan():
-                self._start(self._answer(identity, effect.job, self._plan(effect)))
-            case CommitCheckpoint():
-                self._start(self._answer(identity, effect.job, self._checkpoint(effect)))
-            case KillNode() | AddNode() | Sabotage():
-                self._start(self._provide(effect))
-
-    async def _answer(self, identity: EffectId, job: JobId, work: Awaitable[Input]) -> None:
-        """Carry out one effect and put its outcome before the word that it is done, so that both are in one commit."""
-        outcome = await work
-        self._tell(outcome, urgent=True)
-        self._tell(EffectDone(job=job, effect=identity), urgent=True)
-
-    async def _probe(self, effect: ProbeProgram) -> Input:
-        try:
-            return ProgramProbed(job=effect.job, profile=await self._world.prober.probe(effect.spec))
-        except Refused as error:
-            return ProgramRefused(job=effect.job, message=error.message)
-
-    async def _plan(self, effect: ChoosePlan) -> Input:
-        return PlanChosen(job=effect.job, generation=effect.generation, result=await self._world.planner.choose(effect))
-
-    async def _checkpoint(self, effect: CommitCheckpoint) -> Input:
-        try:
-            return CheckpointCommitted(job=effect.job, checkpoint=await self._world.checkpoints.commit(effect))
-        except (OSError, EverstepError) as error:
-            return CheckpointFailed(job=effect.job, step=effect.step, message=str(error))
-
-    async def _provide(self, effect: Loose) -> None:
-        try:
-            if isinstance(effect, KillNode):
-                await self._world.provider.kill(effect.node)
-            elif isinstance(effect, Sabotage):
-                await self._sabotage(effect)
-            else:
-                node = await self._world.provider.add(effect.kind, effect.num_devices, effect.labels)
-                log.info("node_added", node=node, kind=effect.kind)
-        except (OSError, EverstepError) as error:
-            log.error("node_provider_failed", effect=type(effect).__name__, error=str(error))
-
-    async def _sabotage(self, effect: Sabotage) -> None:
-        fault, saboteur = effect.fault, self._world.saboteur
-        log.warning("fault_injected", kind=fault.fault, id=fault.id)
-        if fault.fault is FaultKind.CLOCK_JUMP:
-            self._skew_s += fault.jump_s
-        elif saboteur is None:
-            raise EverstepError(f"{fault.fault} is not possible here; this supervisor was started without a saboteur")
-        elif fault.fault is FaultKind.SUPERVISOR_KILL:
-            await saboteur.kill_supervisor()
-        elif fault.fault is FaultKind.REDIS_STALL:
-            await saboteur.stall_store(fault.duration_s or STALL_S)
-
-    def _start(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._running.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Future[None]) -> None:
-        self._running.discard(task)
-        if not task.cancelled() and task.exception():
-            log.error("effect_raised", exc_info=task.exception())
+            case _:
+                self._hands.carry_out(identity, effect)
 
     # --- what is watched --------------------------------------------------------------------------------------------------
 

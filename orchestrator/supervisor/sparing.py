@@ -19,7 +19,7 @@ from orchestrator.domain.protocol import PrepareSeats, RankExited, SeatsPrepared
 
 from .draft import Draft
 from .forming import open_host
-from .reforming import host_lost
+from .losing import host_lost
 
 MAX_DEATHS = 3
 """Of ranks that stand by on one node; then its host is closed and the node left alone for a while."""

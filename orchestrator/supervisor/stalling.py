@@ -33,7 +33,8 @@ from orchestrator.domain.protocol import KillRank, LookAround, RanksSeen, RanksS
 from .draft import Draft
 from .faulting import fault_seen
 from .forming import at_work, current_forming
-from .reforming import begin_reform, host_lost
+from .losing import host_lost
+from .reforming import begin_reform
 from .stopping import stop
 
 MAX_LOST_LINKS = 32

@@ -128,7 +128,7 @@ def _harm(trainer: Trainer, harm: Harm) -> None:
             trainer.holdings.state[0, : trainer.holdings.owned] = float("inf")
         case "gradient" | "nan":
             bit = 30 if harm.what == "gradient" else None
-            module: Any = trainer._stage._module  # type: ignore[union-attr]
+            module: Any = trainer._workbench.stage._module  # type: ignore[union-attr]
             spoiled: list[str] = []
 
             def spoil(*_: object) -> None:

@@ -28,13 +28,14 @@ from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMem
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, TrainSpec
 from worker.data.sources import load
 from worker.findings import TrainingDiverged
-from worker.loop import Trainer, warm
+from worker.loop import Trainer
 from worker.parallel.group import Aborted
 from worker.program import load_program
 from worker.progress import Phase, Unwatched
 from worker.reference import run
 from worker.session import Session
 from worker.state.holdings import Holdings
+from worker.warming import warm
 
 pytestmark = pytest.mark.timeout(120)
 torch.set_num_threads(1)

@@ -15,7 +15,9 @@ from orchestrator.domain.protocol import FaultCarriedOut
 from worker import faultpoints
 from worker.faultpoints import faultpoint
 from worker.faults import ENVIRONMENT, Faults, InjectedError
-from worker.page import PageReader, PageWriter, create_page
+from worker.page.layout import create_page
+from worker.page.reader import PageReader
+from worker.page.writer import PageWriter
 from worker.progress import Phase
 
 

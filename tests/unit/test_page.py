@@ -15,17 +15,9 @@ from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
 from orchestrator.domain.sight import Traffic
-from worker.page import (
-    _SLOT_BYTES,
-    _SLOTS_AT,
-    MAX_GROUPS,
-    MAX_IDS,
-    MAX_PEERS,
-    PageReader,
-    PageWriter,
-    create_page,
-    members_in,
-)
+from worker.page.layout import MAX_GROUPS, MAX_IDS, MAX_PEERS, SLOT_BYTES, SLOTS_AT, create_page
+from worker.page.reader import PageReader, members_in
+from worker.page.writer import PageWriter
 from worker.progress import Exchanged, Phase
 
 DEVICE = Device(NodeId("n0"), 1)
@@ -129,7 +121,7 @@ def test_a_writer_that_dies_within_an_answer_leaves_the_one_before(page: tuple[P
     writer.passed(an_answer(1))
     writer.passed(an_answer(2))
     # What a kill in the middle of passed(3) leaves: half a slot, and the word that names slots untouched.
-    struct.pack_into("<qqq", writer._memory, _SLOTS_AT + (3 & 1) * _SLOT_BYTES, 999, 12345, 77)
+    struct.pack_into("<qqq", writer._memory, SLOTS_AT + (3 & 1) * SLOT_BYTES, 999, 12345, 77)
     answer = reader.answer()
     assert answer is not None
     assert answer[1] == an_answer(2)

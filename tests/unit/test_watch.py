@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
 from orchestrator.domain.sight import Phase
-from worker.page import Glance
+from worker.page.reader import Glance
 from worker.watch import FLOORS, LOOK_S, Kind, Opinion, Process, Watch
 
 ME = Device(NodeId("n0"), 0)

@@ -19,6 +19,9 @@ from orchestrator.domain.layout import Bucket
 from orchestrator.domain.plan import Plan, Seat
 from orchestrator.domain.profile import BLOCK, Profile
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""By its name in a job, what parameters are computed in."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:

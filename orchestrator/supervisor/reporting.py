@@ -1,0 +1,115 @@
+"""Ranks that leave a generation say so once: what their reports are evidence of, and what becomes of those that never come.
+
+It owns who is waited for and how long that is worth it. It refuses to know what the reports add up to (settling.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.detection.classify import host_fault
+from orchestrator.domain.generation import RankReport
+from orchestrator.domain.ids import NodeId
+from orchestrator.domain.job import Cause, Fault, Reforming, Running
+from orchestrator.recovery.settle import settle
+
+from .doubting import found_fault
+from .draft import Draft
+from .forming import at_work, loses_steps
+from .losing import doubt, host_lost
+from .reforming import begin_reform
+from .settling import try_settle
+
+
+def rank_reported(draft: Draft, report: RankReport) -> None:
+    """A survivor left. In a running generation that is news: somebody it talked to is gone."""
+    state = draft.state
+    if isinstance(state, Reforming) and report.generation == state.closing.generation:
+        _take_report(draft, report)
+    elif report.stopped and isinstance(state, Running) and report.generation == state.generation:
+        join = draft.record.join
+        why = f"a larger plan is ready: {join.plan.describe()}" if join else "stopped for a plan that is there no longer"
+        fault = Fault(cause=Cause.GROW, message=why, at=draft.now)
+        begin_reform(draft, fault, reports={report.device: report}, target=join.plan if join else None)
+    elif (at_it := at_work(draft)) and at_it[0] == report.generation:
+        fault = found_fault(draft, report, at_it[0]) or _link_fault(draft, report)
+        begin_reform(draft, fault, reports={report.device: report})
+    for node in sorted(suspects(draft) & draft.record.unreachable):
+        host_lost(draft, node, host_fault(node, "silent, and connections to its ranks broke", draft.now), False)
+
+
+def ask_for_patience(draft: Draft) -> None:
+    """The deadline for reports ran out. Silent hosts are given up, unless that would cost committed steps."""
+    state = draft.state
+    assert isinstance(state, Reforming)
+    record = draft.record
+    found = settle(state.closing.generation, record.committed, record.last_answer, state.closing.reports)
+    if not loses_steps(draft, found):
+        give_up_waiting(draft)
+        return
+    silent = ", ".join(sorted({device.node for device in state.closing.awaited}))
+    reason = f"{silent} did not report and may hold the only copy of what step {found.step} needs"
+    draft.become(replace(state, is_patient=True))
+    draft.risk(reason)
+    draft.say("waiting", reason)
+
+
+def give_up_waiting(draft: Draft) -> None:
+    """Time is up: whoever has not answered is treated as gone, and its host is avoided.
+
+    Safe, because at least one rank of the generation has left, so no later step of it can pass; or because hosts that
+    nobody reaches have ended their ranks by themselves by now.
+    """
+    state = draft.state
+    assert isinstance(state, Running | Reforming)
+    awaited = state.closing.awaited if isinstance(state, Reforming) else frozenset(state.plan.devices)
+    silent = sorted({device.node for device in awaited})
+    draft.say("hosts_given_up", f"no report from {', '.join(silent)}; their ranks count as gone")
+    cause = Cause.CONTACT_LOST if draft.record.unreachable >= set(silent) else Cause.NODE_LOST
+    for node in silent:
+        host_lost(draft, node, host_fault(node, "it did not report in time", draft.now, cause), False)
+
+
+def suspects(draft: Draft) -> frozenset[NodeId]:
+    """Nodes to whose ranks a survivor's connection broke: positive evidence, where the node does not answer either."""
+    state = draft.state
+    if not isinstance(state, Reforming):
+        return frozenset()
+    plan = draft.record.plans.get(state.closing.generation)
+    lost = {report.lost_peer for report in state.closing.reports.values() if report.lost_peer is not None}
+    return frozenset(plan.seats[rank].device.node for rank in lost if rank < plan.world_size) if plan else frozenset()
+
+
+def _take_report(draft: Draft, report: RankReport) -> None:
+    state = draft.state
+    assert isinstance(state, Reforming)
+    if state.closing.settlement is not None or report.device in state.lost:
+        return  # later reports of a settled generation change nothing
+    closing = replace(
+        state.closing,
+        awaited=state.closing.awaited - {report.device},
+        reports={**state.closing.reports, report.device: report},
+    )
+    draft.become(replace(state, closing=closing))
+    doubt(draft, report)
+    try_settle(draft)
+
+
+def _link_fault(draft: Draft, report: RankReport) -> Fault:
+    plan = draft.record.plans.get(report.generation)
+    peer = report.lost_peer
+    if plan is None or peer is None or peer >= plan.world_size:
+        return Fault(
+            cause=Cause.LINK_LOST,
+            message=f"{report.device} left by itself: {report.cause}",
+            at=draft.now,
+            is_external=True,
+        )
+    suspect = plan.seats[peer].device
+    return Fault(
+        cause=Cause.LINK_LOST,
+        message=f"the connection of {report.device} to rank {peer} on {suspect} broke",
+        at=draft.now,
+        devices=(suspect,),
+        is_external=True,
+    )

@@ -1,0 +1,79 @@
+"""What a rank is born with, and how its process becomes its own: dying with its parent, keeping no foreign descriptor.
+
+It owns the first instructions after the fork. It refuses to know what the process is for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from orchestrator.domain.protocol import OpenHost
+
+from .mail import BROKEN
+from .program import Program
+
+_NICE = 5
+"""Where ranks compute on the processors that host, supervisor and Redis run on, those must not wait for a time slice."""
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every rank of a host shares, copy on write."""
+
+    order: OpenHost
+    program: Program
+    tokens: torch.Tensor
+
+
+class Inherited(NamedTuple):
+    """Descriptors a rank is born with."""
+
+    control: int
+    listener: int
+    page: int
+    log: int
+
+
+def settle_in(inherited: Inherited, parent: int) -> None:
+    """Make a forked process a rank's: `parent` is the process that forked it."""
+    # Whatever changes the user id comes before this line: setuid clears the death signal.
+    die_with_parent(parent)
+    os.nice(_NICE)
+    _keep_only(inherited)
+    _write_to(inherited.log)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent's forking thread ends; ends this process at once where that has happened already."""
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
+    if os.getppid() != parent:
+        os._exit(BROKEN)
+
+
+def _keep_only(inherited: Inherited) -> None:
+    """Close every descriptor that is not this rank's: a forgotten one would keep a dead peer's connection open."""
+    low = 3
+    for fd in sorted(inherited):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def _write_to(log: int) -> None:
+    for fd in (1, 2):
+        os.dup2(log, fd)
+    os.close(log)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # every thread's stack, into the log, also while the main thread hangs

@@ -1,0 +1,138 @@
+"""One rank's work in one generation: the steps between taking a seat and leaving it.
+
+    step   zero -> forward, backward -> reduce to owners -> pass on to the mirror -> VOTE -> update -> gather -> (save)
+            ^                                                                        |`- passed: the step is committed
+            `---- exact mode, where the scale did not fit: everybody runs it again --'
+
+It owns the order within a step and what is compared and saved after it. It refuses to know how its seat came about and what
+becomes of what it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from orchestrator.domain.generation import Answer
+from orchestrator.domain.ids import Step
+from orchestrator.domain.spec import JobSpec
+
+from .checkpoint.writer import CheckpointWriter, Snapshot
+from .faultpoints import faultpoint
+from .feeding import Feeders
+from .findings import TrainingDiverged
+from .integrity import Copies, Recomputation, check_of
+from .parallel.data import DataAxis, Session
+from .parallel.gradients import Gradients
+from .parallel.pipeline import StageRunner
+from .progress import Phase, Progress
+from .state.buffers import Buffers
+from .state.holdings import Holdings
+from .state.kept import Kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stint:
+    """held: what `kept` holds, laid out for this generation; feeders: told of each update, and stopped by who ends this."""
+
+    spec: JobSpec
+    stage: StageRunner
+    buffers: Buffers
+    gradients: Gradients
+    data: DataAxis
+    copies: Copies
+    kept: Kept
+    held: Holdings
+    feeders: Feeders
+    writer: CheckpointWriter
+    progress: Progress
+
+    def catch_up(self, session: Session, step: Step) -> None:
+        """The generation that committed `step` may not have lived to compare it, or to write all of its shards."""
+        if self._is_due(step):
+            self._compare(step)
+            self._save(session)
+
+    def step(self, session: Session, step: Step, stop: bool) -> Answer:
+        """The step after what is held; see Trainer.step."""
+        data, held, gradients, kept = self.data, self.held, self.gradients, self.kept
+        generation, progress = session.generation, self.progress
+        gradients.begin(kept.maxima)
+        answer = None
+        while answer is None:
+            progress.phase(Phase.COMPUTE, generation, step)
+            with gradients.adding_up():
+                losses = self._computed(session, step)
+            progress.phase(Phase.REDUCE, generation, step)
+            faultpoint("before_reduce")
+            data.reduce()
+            faultpoint("after_reduce")
+            data.mirror()
+            progress.phase(Phase.VOTE, generation, step)
+            faultpoint("before_vote")
+            ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
+            self._vote_for(step)
+            total = session.vote(torch.cat([ballot.new_tensor([float(stop)]), ballot]), gradients.num_maxima)
+            try:
+                answer = gradients.answer(total[1:], session.plan.world_size, step)
+            except TrainingDiverged:
+                # All see the same sum, so all are here: where copies differ, flipped bits of the state are the reason.
+                self._compare(step)
+                raise
+            if answer is None:
+                # Everybody sees the same and runs it again. Somebody who left without having seen it still says that it
+                # voted: should a later pass be committed, it has voted in that one too, with that one's gradients.
+                self._vote_for(Step(step - 1))
+        self.feeders.is_stopping = bool(total[0] > 0)
+        kept.answer, kept.maxima = answer, answer.maxima
+        progress.passed(answer)
+        faultpoint("after_vote")
+        progress.phase(Phase.UPDATE, generation, step)
+        with self.feeders.updating:
+            kept.apply(held, answer)
+            self.feeders.applied(answer)
+        faultpoint("after_update")
+        progress.phase(Phase.GATHER, generation, step)
+        data.gather()
+        faultpoint("after_gather")
+        # Last of all, so that what is saved is what was agreed on.
+        if self.copies.is_due(step, self._is_due(step)):
+            self.copies.compare(held)
+        if self._is_due(step):
+            progress.phase(Phase.SAVE, generation, step)
+            self._save(session)
+        return answer
+
+    def _computed(self, session: Session, step: Step) -> Mapping[int, float]:
+        """Forward and backward of every id; with `recovery.verify`, of one more that another pipeline computes as well."""
+        check = check_of(session.plan, step) if self.spec.recovery.verify == "recompute" else None
+        if check is None:
+            return self.stage.run(step)
+        twice = Recomputation(session, self.buffers, check)
+        if twice.is_checker:
+            self.stage.recompute(step, check.number)
+            twice.note()
+            self.buffers.zero()
+        losses = self.stage.run(step, twice.note_first if twice.is_checked else None)
+        twice.compare(step)
+        return losses
+
+    def _vote_for(self, step: Step) -> None:
+        self.kept.voted = step
+        self.progress.voted(step)
+
+    def _compare(self, step: Step) -> None:
+        if self.copies.is_due(step, True):
+            self.copies.compare(self.held)
+
+    def _is_due(self, step: Step) -> bool:
+        every = self.spec.checkpoint.every
+        return bool(every) and step > 0 and (step % every == 0 or step == self.spec.train.steps)
+
+    def _save(self, session: Session) -> None:
+        answer = self.kept.answer if self.kept.answer is not None and self.kept.answer.step == self.held.step else None
+        self.writer.save(Snapshot.of(self.held, session.generation, answer))
+        if self.held.step == self.spec.train.steps:
+            self.writer.finish()  # there is no next step to hide it behind, nor one that would try again
