@@ -190,6 +190,8 @@ class Reforming:
     waiting: str | None = None
     is_patient: bool = False
     """Silent hosts are waited for longer, because they may hold the only copy of something."""
+    is_rested: bool = False
+    """The network has been left alone for a while; see recovery/breaker.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +265,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looking:
-    """Hosts have been asked what their ranks do, because one said that a rank stands still."""
+    """Hosts have been asked what their ranks do, because a rank may stand still."""
 
     generation: Generation
     number: int
@@ -272,6 +274,10 @@ class Looking:
     seen: Mapping[NodeId, tuple[RankSight, ...]] = field(default_factory=dict)
     suspected: tuple[str, ...] = ()
     """What the look before found, where it must be found twice; see supervisor/stalling.py."""
+    is_alarm: bool = True
+    """A host said that a rank stands still. Otherwise a host has gone silent: does anybody wait for its ranks?"""
+    after_s: float = 0.0
+    """Nobody has been asked yet: all are, once this has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,3 +366,7 @@ class JobRecord:
     """Looks that found nothing standing still."""
     lost_links: tuple[tuple[Device, Device], ...] = ()
     """Pairs between which messages were lost, oldest first."""
+    bad_ends: Mapping[NodeId, int] = field(default_factory=dict)
+    """Nodes that were given up because of their links, and how often."""
+    barred: frozenset[NodeId] = frozenset()
+    """Those of them that are not used for a while, however well they answer."""

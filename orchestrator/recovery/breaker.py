@@ -24,6 +24,12 @@ BARREN = 3
 """Generations without progress after which another one would be the same."""
 
 
+TRIES = 3
+"""Connections that broke for no known reason are made anew so often at once; then the network is left alone for a while."""
+REST_S, MAX_REST_S = 0.5, 10.0
+"""Doubled each time: a network that breaks every connection for minutes must not use up a budget in seconds."""
+
+
 class Rule(StrEnum):
     REPEATED_ERROR = "repeated_error"
     NO_PROGRESS = "no_progress"
@@ -65,6 +71,16 @@ def judge(failures: Sequence[Failure], budget: RecoverySpec) -> Verdict | None:
             f"the last fault: {newest.fault.message}",
         )
     return None
+
+
+def rest_s(failures: Sequence[Failure]) -> float:
+    """How long to wait before connections are made again; 0 where they have not broken again and again."""
+    broken = 0
+    for failure in reversed([f for f in failures if f.counts]):
+        if failure.fault.cause is not Cause.LINK_LOST:
+            break
+        broken += 1
+    return min(MAX_REST_S, REST_S * 2.0 ** (broken - TRIES - 1)) if broken > TRIES else 0.0
 
 
 def attempts(failures: Sequence[Failure]) -> Counter[tuple[Cause, bool]]:

@@ -98,9 +98,9 @@ class Arena:
     def gone(self, rank: SimRank) -> None:
         """Its process ended: its connections broke."""
         self.left(rank)
-        number = Rank(self.members.index(rank.device))
+        number, cut = Rank(self.members.index(rank.device)), self.cut_pairs()
         for other in [self.here[device] for device in self.members if device in self.here]:
-            if self.world.rng.random() < NOTICED:
+            if self.world.rng.random() < NOTICED and (rank.device, other.device) not in cut:
                 other.soon(*BLINK_S, lambda other=other: self._feels(other, number))  # type: ignore[misc]
 
     def _feels(self, rank: SimRank, lost: Rank) -> None:
@@ -120,7 +120,7 @@ class Arena:
             """Once every message has arrived, which over a link that is cut none does."""
             if self.is_broken:
                 return
-            if self.cut_pair() is not None:
+            if self.cut_pairs():
                 self.world.clock.after(MEND_S, pass_on)
             else:
                 then()
@@ -136,8 +136,13 @@ class Arena:
         for rank in [self.here[device] for device in self.members if device in self.here]:
             rank.soon(*within_s, lambda rank=rank: one(rank))  # type: ignore[misc]
 
-    def cut_pair(self) -> tuple[Device, Device] | None:
-        return next((pair for pair in sorted(self.world.cut_links) if set(pair) <= set(self.members)), None)
+    def cut_pairs(self) -> frozenset[tuple[Device, Device]]:
+        """Members between whom nothing passes, in either order."""
+        members, off = self.members, self.world.unplugged
+        cut = {pair for pair in self.world.cut_links if set(pair) <= set(members)}
+        if off:
+            cut |= {(a, b) for a in members for b in members if a.node != b.node and (a.node in off or b.node in off)}
+        return frozenset(cut | {(b, a) for a, b in cut})
 
     # --- restoring --------------------------------------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ class SimHost:
 
     @property
     def is_reachable(self) -> bool:
-        return not (self.frozen or self.cut or self.is_gone)
+        return not (self.frozen or self.cut or self.is_gone or self.node in self.world.unplugged)
 
     @property
     def at_work(self) -> Generation:

@@ -110,7 +110,8 @@ class SimLookout:
 
 def _traffic(arena: Arena, me: Device) -> dict[Rank, Traffic]:
     """One message to everybody in each exchange. Over a cut link the last one does not arrive."""
-    stage, cut = arena.stage, arena.cut_pair() or ()
+    stage, cut = arena.stage, arena.cut_pairs()
+    ends = {device for pair in cut for device in pair}
     found = {}
     for number, device in enumerate(arena.members):
         if device == me:
@@ -120,9 +121,9 @@ def _traffic(arena: Arena, me: Device) -> dict[Rank, Traffic]:
         elif len(arena.done) < len(arena.members):
             came = device in arena.done
             found[Rank(number)] = Traffic(sent=stage, received=stage - (not came), awaits=not came)
-        elif me in cut and device in cut:
+        elif (me, device) in cut:
             found[Rank(number)] = Traffic(sent=stage, received=stage - 1, awaits=True)
-        else:  # this exchange is over here; the two at the cut link are waited for in the next
-            is_ahead = me not in cut
-            found[Rank(number)] = Traffic(sent=stage + is_ahead, received=stage, awaits=is_ahead and device in cut)
+        else:  # this exchange is over here; those at a cut link are waited for in the next
+            is_ahead = me not in ends
+            found[Rank(number)] = Traffic(sent=stage + is_ahead, received=stage, awaits=is_ahead and device in ends)
     return found

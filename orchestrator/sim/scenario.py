@@ -31,6 +31,8 @@ class Trouble(StrEnum):
     CUT_LINK = "cut_link"
     FALSE_ALARM = "false_alarm"
     CUT_HOST = "cut_host"
+    UNPLUG = "unplug"
+    """A node's only cable: neither its host nor its ranks reach anybody, and nobody is told."""
     CUT_ALL = "cut_all"
     CRASH_SUPERVISOR = "crash_supervisor"
     CRASH_AFTER_COMMIT = "crash_after_commit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.ids import JobId, Step
+from orchestrator.domain.ids import JobId, NodeId, Step
 from orchestrator.domain.job import TERMINAL, Running
 from orchestrator.domain.layout import partners
 
@@ -29,6 +29,8 @@ INJECTED = (
     FaultKind.CLOCK_JUMP,
 )
 """Those from which a job recovers."""
+
+UNPLUGGED_S = (0.5, 1.0, 10.0, 60.0)
 
 
 class Troublemaker:
@@ -103,6 +105,8 @@ class Troublemaker:
                 self._to_a_host(trouble, hosts, lambda host: host.lookout.cry())
             case Trouble.CUT_HOST:
                 self._to_a_host(trouble, hosts, lambda host: self._cut(host, rng.choice((0.5, 5.0, 25.0, 100.0))))
+            case Trouble.UNPLUG:
+                self._to_a_host(trouble, hosts, lambda host: self._unplug(host.node, rng.choice(UNPLUGGED_S)))
             case Trouble.CUT_ALL:
                 seconds = rng.choice((1.0, 5.0, 20.0))
                 world.note(f"* no host can be reached for {seconds} s")
@@ -152,7 +156,7 @@ class Troublemaker:
         if world.scenario.troubles == (Trouble.INJECT,):
             self._inject()
             return
-        if not world.records():
+        if not world.records() or world.unplugged:
             return
         for job, record in sorted(world.records().items()):
             state = record.state
@@ -283,6 +287,11 @@ class Troublemaker:
             world.note(f"* nothing passes between {a} and {b} for {seconds} s")
             world.cut_links.add((a, b))
             world.clock.after(seconds, lambda: world.cut_links.discard((a, b)))
+
+    def _unplug(self, node: NodeId, seconds: float) -> None:
+        world = self._world
+        world.unplugged.add(node)
+        world.clock.after(seconds, lambda: world.unplugged.discard(node))
 
     def _cut(self, host: SimHost, seconds: float) -> None:
         host.cut = True

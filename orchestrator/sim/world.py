@@ -45,6 +45,8 @@ class World:
         self.arenas: dict[tuple[JobId, Generation], Arena] = {}
         self.cut_links: set[tuple[Device, Device]] = set()
         """Between these nothing arrives; a connection stays open."""
+        self.unplugged: set[NodeId] = set()
+        """Nothing that these send arrives anywhere, and nothing arrives there."""
         self.size: dict[NodeId, int] = {}
         self.dead: dict[NodeId, float] = {}
         """Dead nodes, and when the cluster notices."""

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.domain.ids import Device, Generation
+from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Closing, JobRecord, Join, Probing, Queued, Reforming, Running, Starting, Stopping
+from orchestrator.recovery.breaker import rest_s
 
 PROBE_S = 120.0
 OPEN_S = 180.0
 """A host that starts: imports, data, warm-up; on a loaded machine this takes tens of seconds."""
 PREPARE_S = 30.0
+SILENT_SEAT_S = 2.0
+"""For a seat on a node that does not answer, while everybody else stands still."""
+BAR_S, MAX_BAR_S = 10.0, 600.0
+"""For a node that was given up because of its links, doubled each time: a link is not mended by forming anew over it."""
 JOIN_S = 1800.0
 """Newcomers receive their state meanwhile; a source or a link that stalls is noticed long before, by its ends."""
 MAX_JOINS = 3
@@ -38,8 +43,11 @@ ISOLATION_MARGIN_S = 60.0
 
 def deadlines(record: JobRecord) -> Mapping[str, float]:
     """key -> seconds the job may wait for it."""
-    looking = record.looking
-    return {**_of_state(record), **({f"look:{looking.generation}:{looking.number}": LOOK_S} if looking else {})}
+    looking, found = record.looking, {**_of_state(record), **_bars(record)}
+    if looking is None:
+        return found
+    key = f"look:{looking.generation}:{looking.number}"
+    return {**found, **({f"{key}:later": looking.after_s} if looking.after_s else {key: LOOK_S})}
 
 
 def _of_state(record: JobRecord) -> Mapping[str, float]:
@@ -78,6 +86,10 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
             elif next_one and next_one.formed:
                 found[f"form:{next_one.generation}"] = FORM_S
             elif next_one:
+                if silent := silent_seats(record):
+                    found[f"silent:{next_one.generation}:{'+'.join(sorted(silent))}"] = SILENT_SEAT_S
+                if rest := rest_s(record.failures) if not state.is_rested else 0.0:
+                    found[f"rest:{next_one.generation}"] = rest
                 cold = any(node not in record.warm for node in next_one.plan.nodes)
                 found[f"prepare:{next_one.generation}"] = OPEN_S if cold else PREPARE_S
             return found
@@ -85,6 +97,21 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
             return {"stop": STOP_S}
         case _:
             return {}
+
+
+def silent_seats(record: JobRecord) -> frozenset[NodeId]:
+    """Nodes that do not answer and are to have a seat prepared, whose ranks nobody waits for a report of."""
+    state = record.state
+    if not isinstance(state, Reforming) or state.forming is None or state.forming.formed:
+        return frozenset()
+    here = {*state.forming.addresses, *(set(state.closing.reports) - state.lost)}
+    wanted = {device.node for device in state.forming.plan.devices if device not in here}
+    return frozenset(wanted & record.unreachable - {device.node for device in state.closing.awaited})
+
+
+def _bars(record: JobRecord) -> dict[str, float]:
+    times = record.bad_ends
+    return {f"bar:{node}:{times[node]}": min(MAX_BAR_S, BAR_S * 2 ** (times[node] - 1)) for node in sorted(record.barred)}
 
 
 def _join(record: JobRecord, join: Join) -> dict[str, float]:

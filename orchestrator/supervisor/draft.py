@@ -61,7 +61,7 @@ class Draft:
 
     @property
     def usable(self) -> frozenset[Device]:
-        return self._free_for(self.record.id)
+        return frozenset(device for device in self._free_for(self.record.id) if device.node not in self.record.barred)
 
     @property
     def num_devices(self) -> Mapping[NodeId, int]:

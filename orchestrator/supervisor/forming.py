@@ -10,6 +10,7 @@ from orchestrator.domain.job import Forming, Incident, Queued, Reforming, Runnin
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FormGeneration, FromMemory, OpenHost, PrepareSeats, SeatsPrepared
 from orchestrator.domain.rungs import Rung
+from orchestrator.recovery.breaker import rest_s
 from orchestrator.recovery.restore import RestorePlan, choose_restore, cold_restore
 from orchestrator.recovery.risk import risk
 
@@ -113,6 +114,8 @@ def try_form(draft: Draft) -> None:
         forming = replace(forming, addresses={**_waiting(draft, state, forming.plan), **forming.addresses})
     if any(device not in forming.addresses for device in forming.plan.devices):
         return
+    if isinstance(state, Reforming) and not state.is_rested and rest_s(draft.record.failures):
+        return  # see end_rest
     restore = _restore(draft, forming, settlement)
     donors: tuple[Device, ...] = ()
     if isinstance(restore.restore, FromMemory):
@@ -136,6 +139,14 @@ def try_form(draft: Draft) -> None:
                 donors=donors,
             ),
         )
+
+
+def end_rest(draft: Draft) -> None:
+    """Connections broke again and again, and the network has been left alone for a while: try again."""
+    state = draft.state
+    assert isinstance(state, Reforming)
+    draft.become(replace(state, is_rested=True))
+    try_form(draft)
 
 
 def loses_steps(draft: Draft, settlement: Settlement) -> bool:

@@ -33,7 +33,7 @@ from orchestrator.domain.protocol import (
 from .deadlines import deadlines
 from .draft import Draft
 from .faulting import fault_carried_out, fault_seen
-from .forming import host_opened, rank_ready, seats_prepared
+from .forming import end_rest, host_opened, rank_ready, seats_prepared
 from .joining import (
     give_up_joining,
     join_failed,
@@ -44,9 +44,9 @@ from .joining import (
 )
 from .losing import host_lost, rank_ending, rank_exited
 from .reforming import begin_reform
-from .reporting import ask_for_patience, give_up_waiting, rank_reported, suspects
+from .reporting import ask_for_patience, dispensable_suspects, give_up_silent, give_up_waiting, rank_reported
 from .sparing import give_up_slow_spares, spare_exited, spare_prepared
-from .stalling import conclude, host_silent, ranks_seen, ranks_stalled
+from .stalling import conclude, host_answers, host_silent, ranks_seen, ranks_stalled, unbar
 from .stopping import abandon_hosts, host_closed, stop
 from .testing import self_tested
 from .training import shard_saved, steps_passed
@@ -66,6 +66,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
                 newcomers_prepared(draft, said.event)
         case RankReported(report=report):
             rank_reported(draft, report)
+            _give_up_suspects(draft)
         case RankEnding():
             rank_ending(draft, said.event)
         case RankExited():
@@ -105,6 +106,7 @@ def contact_restored(draft: Draft, node: NodeId) -> None:
     if node in draft.record.unreachable:
         draft.set(unreachable=draft.record.unreachable - {node})
         draft.say("contact_restored", f"{node} answers again")
+        host_answers(draft)
 
 
 def _rank_exited(draft: Draft, exited: RankExited) -> None:
@@ -131,13 +133,19 @@ def host_unheard(draft: Draft, lost: HostLost) -> None:
         return
     if lost.node in draft.record.avoided and not is_gone:
         return  # it is being closed
-    if not is_gone and lost.node not in suspects(draft):
-        if lost.node not in draft.record.unreachable:
-            draft.set(unreachable=draft.record.unreachable | {lost.node})
-            draft.say("contact_lost", f"{lost.node} does not answer ({lost.message}); training goes on while steps commit")
-            host_silent(draft)
-        return
-    _host_seen_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), is_gone)
+    if is_gone:
+        _host_seen_lost(draft, lost.node, host_fault(lost.node, lost.message, draft.now), True)
+    elif lost.node not in draft.record.unreachable:
+        draft.set(unreachable=draft.record.unreachable | {lost.node})
+        draft.say("contact_lost", f"{lost.node} does not answer ({lost.message}); training goes on while steps commit")
+        host_silent(draft, lost.node)
+        _give_up_suspects(draft)
+
+
+def _give_up_suspects(draft: Draft) -> None:
+    for node in sorted(dispensable_suspects(draft)):
+        fault = host_fault(node, "silent, and connections to its ranks broke", draft.now)
+        _host_seen_lost(draft, node, fault, False)
 
 
 def _host_seen_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool) -> None:
@@ -176,6 +184,12 @@ def deadline_passed(draft: Draft, key: str) -> None:
             draft.set(avoided=draft.record.avoided & draft.record.hosts)
         case "open" | "prepare":
             _give_up_on_slow_hosts(draft)
+        case "silent":
+            give_up_silent(draft)
+        case "rest":
+            end_rest(draft)
+        case "bar":
+            unbar(draft, key)
         case "form":
             begin_reform(draft, _not_ready(draft))
 

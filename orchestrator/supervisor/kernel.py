@@ -202,6 +202,11 @@ class _Cycle:
             if one.job in self.jobs:
                 said = f"{one.device} may be used again: an operator released {node}"
                 self._draft(one.job).say("released", said, device=str(one.device))
+        for job in self.jobs:
+            if node in self.jobs[job].bad_ends:
+                draft = self._draft(job)
+                ends = {bad: times for bad, times in draft.record.bad_ends.items() if bad != node}
+                draft.set(barred=draft.record.barred - {node}, bad_ends=ends)
 
     def _inject(self, fault: FaultRequested) -> None:
         jobs = [fault.job] if fault.job is not None else list(self.jobs)

@@ -13,6 +13,7 @@ from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import Cause, Fault, Reforming, Running
 from orchestrator.recovery.settle import settle
 
+from .deadlines import silent_seats
 from .doubting import found_fault
 from .draft import Draft
 from .forming import at_work, loses_steps
@@ -35,8 +36,6 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
     elif (at_it := at_work(draft)) and at_it[0] == report.generation and not newcomer_reported(draft, report):
         fault = found_fault(draft, report, at_it[0]) or _link_fault(draft, report)
         begin_reform(draft, fault, reports={report.device: report})
-    for node in sorted(suspects(draft) & draft.record.unreachable):
-        host_lost(draft, node, host_fault(node, "silent, and connections to its ranks broke", draft.now), False)
 
 
 def ask_for_patience(draft: Draft) -> None:
@@ -71,14 +70,42 @@ def give_up_waiting(draft: Draft) -> None:
         host_lost(draft, node, host_fault(node, "it did not report in time", draft.now, cause), False)
 
 
-def suspects(draft: Draft) -> frozenset[NodeId]:
-    """Nodes to whose ranks a survivor's connection broke: positive evidence, where the node does not answer either."""
+def dispensable_suspects(draft: Draft) -> frozenset[NodeId]:
+    """Silent nodes to whose ranks a survivor's connection broke, once nobody else is waited for.
+
+    A broken connection is evidence against one rank, and silence is none against its node: together they are enough to go
+    on without it, and not enough to lose what it may hold the only copy of. For that there is `ask_for_patience`.
+    """
     state = draft.state
-    if not isinstance(state, Reforming):
+    if not isinstance(state, Reforming) or state.closing.settlement is not None:
         return frozenset()
+    awaited = frozenset(device.node for device in state.closing.awaited)
+    found = awaited & draft.record.unreachable
+    if not found or found != awaited or not found <= _suspects(draft, state):
+        return frozenset()
+    record = draft.record
+    rest = settle(state.closing.generation, record.committed, record.last_answer, state.closing.reports)
+    return frozenset() if loses_steps(draft, rest) else found
+
+
+def _suspects(draft: Draft, state: Reforming) -> frozenset[NodeId]:
     plan = draft.record.plans.get(state.closing.generation)
     lost = {report.lost_peer for report in state.closing.reports.values() if report.lost_peer is not None}
     return frozenset(plan.seats[rank].device.node for rank in lost if rank < plan.world_size) if plan else frozenset()
+
+
+def give_up_silent(draft: Draft) -> None:
+    """Seats on silent nodes hold up a generation that all others are ready for: form it elsewhere if nothing is lost."""
+    state = draft.state
+    assert isinstance(state, Reforming)
+    silent, settlement = silent_seats(draft.record), state.closing.settlement
+    if settlement is not None:
+        holders = tuple(holder for holder in settlement.holders if holder[0].node not in silent)
+        arrived = tuple(one for one in settlement.arrived if one[0].node not in silent)
+        if loses_steps(draft, replace(settlement, holders=holders, arrived=arrived)):
+            return
+    for node in sorted(silent):
+        host_lost(draft, node, host_fault(node, "silent, and a seat is to be prepared there", draft.now), False)
 
 
 def _take_report(draft: Draft, report: RankReport) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from orchestrator.domain.job import Cause, Reforming
 from orchestrator.domain.protocol import KillRank
+from orchestrator.recovery.breaker import rest_s
 from orchestrator.recovery.settle import settle
 
 from .draft import Draft
@@ -42,6 +43,10 @@ def try_settle(draft: Draft) -> None:
         f"generation {settlement.generation} had committed step {settlement.step}; {len(settlement.holders)} ranks hold it",
         step=settlement.step,
     )
+    if rest := rest_s(record.failures):
+        draft.say(
+            "resting", f"connections broke again and again: the network is left alone for {rest:g} s before the next try"
+        )
     try_form(draft)
 
 

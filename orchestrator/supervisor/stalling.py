@@ -1,10 +1,13 @@
 """A rank stands still, says its host: every host is asked what it sees, and what they see together is acted on.
 
     RanksStalled ──> LookAround to all ──> RanksSeen from all, or LOOK_S ──> diagnosis ──> culprits killed, nodes given up,
-                                                                        links made anew, the program's own fault told
+                          ^                                                             links made anew, the program's own
+    a host goes silent ───┘ and again when waiting has lasted                           fault told
 
 What rests on comparing sights of different hosts must be found twice with nobody having moved between, because no two
-hosts look at one instant. It refuses to know how a stall is noticed and how sights are read (detection/waitfor.py).
+hosts look at one instant. A silent host is no evidence, and neither is a wait: its node is given up where everybody who can
+be asked waits for it, and has for so long that it is neither a slow step nor a cable that is put back at once. This refuses
+to know how a stall is noticed and how sights are read (detection/waitfor.py).
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ from orchestrator.detection.waitfor import (
 )
 from orchestrator.domain.faults import Verdict
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank
-from orchestrator.domain.job import Cause, Failed, Fault, Looking
+from orchestrator.domain.job import Cause, Failed, Fault, Looking, Running
 from orchestrator.domain.protocol import KillRank, LookAround, RanksSeen, RanksStalled
+from orchestrator.domain.sight import RankSight
 
 from .draft import Draft
 from .faulting import fault_seen
@@ -38,14 +42,19 @@ from .reforming import begin_reform
 from .stopping import stop
 
 MAX_LOST_LINKS = 32
+SILENT_STILL_S = 1.5
+"""After a cut of a second the kernel's next attempt to send has brought the links back by then."""
+SILENT_STEPS = 2.0
+"""Nothing moves anywhere for so many typical steps: whoever waits for a silent host does not wait for a slow one."""
+LOOK_AGAIN_S = 0.3
 ASLEEP_S = 2.0
 """A host's watch that has not looked for so long watches nothing."""
 
 
 def ranks_stalled(draft: Draft, node: NodeId, said: RanksStalled) -> None:
     """One look at a time; whoever is still then has to be seen in it."""
-    at_it = at_work(draft)
-    if at_it is not None and at_it[0] == said.generation and draft.record.looking is None:
+    at_it, looking = at_work(draft), draft.record.looking
+    if at_it is not None and at_it[0] == said.generation and (looking is None or looking.after_s):
         _look(draft, said.generation, f"{node}: {said.why}")
 
 
@@ -56,37 +65,53 @@ def ranks_seen(draft: Draft, node: NodeId, said: RanksSeen) -> None:
     if looking is None or (looking.generation, looking.number) != (said.generation, said.number):
         return
     draft.set(looking=replace(looking, seen={**looking.seen, node: said.sights}))
-    host_silent(draft)
+    _conclude_if_seen(draft)
 
 
-def host_silent(draft: Draft) -> None:
-    """No answer may be missing any more but those of hosts that nobody reaches."""
+def host_silent(draft: Draft, node: NodeId) -> None:
+    """A look under way waits for it no longer; without one, the others are asked whether they wait for its ranks."""
+    looking, at_it = draft.record.looking, at_work(draft)
+    if looking is not None and not looking.after_s:
+        _conclude_if_seen(draft)
+    elif at_it is not None and node in {device.node for device in _ranks(draft).values()}:
+        _look(draft, at_it[0], f"{node} is silent", is_alarm=False)
+
+
+def host_answers(draft: Draft) -> None:
+    """Where nobody is silent any more, nobody needs to be asked."""
     looking = draft.record.looking
-    if looking is not None and looking.asked - draft.record.unreachable <= set(looking.seen):
-        conclude(draft)
+    if looking is not None and looking.after_s and not draft.record.unreachable:
+        draft.set(looking=None)
 
 
 def conclude(draft: Draft) -> None:
-    """Act on what has been seen so far."""
+    """Act on what has been seen so far, or ask where that was put off."""
     looking = draft.record.looking
     assert looking is not None
     draft.set(looking=None)
     at_it = at_work(draft)
-    if at_it is None or at_it[0] != looking.generation or not looking.seen:
+    if at_it is None or at_it[0] != looking.generation:
+        return
+    if looking.after_s:
+        _look(draft, looking.generation, looking.why, is_alarm=looking.is_alarm)
+        return
+    if not looking.seen:
         return  # where nobody answers the control plane is cut off, which says nothing about ranks
     sights = {sight.device: sight for seen in looking.seen.values() for sight in seen}
     ranks = _ranks(draft)
     silent = draft.record.unreachable & {device.node for device in ranks.values()}
     found = diagnose(ranks, looking.generation, sights, silent)
+    if silent and looking.asked - draft.record.unreachable - set(looking.seen):
+        # Whoever is late with an answer is none of the silent ones: it is asked again.
+        draft.set(looking=replace(looking, after_s=LOOK_AGAIN_S, asked=frozenset(), seen={}))
+        return
+    if not looking.is_alarm and not isinstance(found, NodesSilent):
+        return  # nobody has complained
     match found:
         case Culprits():
             _kill(draft, found, {device: sights[device].mark for device in found.devices})
-        case NodesSilent(nodes=nodes, message=message):
-            for node in nodes:
-                fault = replace(host_fault(node, message, draft.now), at=draft.now - found.still_s)
-                had = [device for device in draft.record.pids if device.node == node]
-                host_lost(draft, node, fault, False)
-                fault_seen(draft, fault, had)
+        case NodesSilent():
+            _give_up(draft, looking, found, sights)
         case LinksLost() | Circle() | Standstill():
             evidence = (type(found).__name__, *fingerprint(sights))
             if looking.suspected == evidence:
@@ -103,6 +128,32 @@ def conclude(draft: Draft) -> None:
 
 
 # --- what is done about it -----------------------------------------------------------------------------------------------
+
+
+def _give_up(draft: Draft, looking: Looking, found: NodesSilent, sights: Mapping[Device, RankSight]) -> None:
+    """Nodes that are silent and waited for, once that has lasted; until then it is looked at again."""
+    enough_s = _patience(draft, sights)
+    if enough_s is None:
+        return  # whoever waits longer than its generation has taught says so
+    if found.still_s < enough_s:
+        draft.set(looking=replace(looking, after_s=enough_s - found.still_s, asked=frozenset(), seen={}))
+        return
+    for node in found.nodes:
+        fault = replace(host_fault(node, found.message, draft.now), at=draft.now - found.still_s)
+        had = [device for device in draft.record.pids if device.node == node]
+        host_lost(draft, node, fault, False)
+        fault_seen(draft, fault, had)
+
+
+def _patience(draft: Draft, sights: Mapping[Device, RankSight]) -> float | None:
+    """How long nothing may move while a host is silent; None where nobody can say yet how long that usually is."""
+    if any(sight.in_wait and sight.why for sight in sights.values()):
+        return SILENT_STILL_S  # its host has learned how long waits last, and this one is longer
+    record = draft.record
+    has_committed = isinstance(record.state, Running) and record.last_step_at is not None
+    if not has_committed or record.typical_step_s is None:
+        return None
+    return max(SILENT_STILL_S, SILENT_STEPS * record.typical_step_s)
 
 
 def _kill(draft: Draft, found: Culprits, marks: Mapping[Device, str]) -> None:
@@ -147,7 +198,19 @@ def _renew_links(draft: Draft, found: LinksLost, pairs: tuple[tuple[Device, Devi
         draft.call(worst.node, KillRank(device=worst, why=f"killed, {found.message}", pid=pid))
         begin_reform(draft, fault)
     else:
+        _bar(draft, worst.node)
         host_lost(draft, worst.node, fault, False)
+
+
+def _bar(draft: Draft, node: NodeId) -> None:
+    times = draft.record.bad_ends.get(node, 0) + 1
+    draft.set(barred=draft.record.barred | {node}, bad_ends={**draft.record.bad_ends, node: times})
+    draft.say("barred", f"{node} is not used for a while: messages to or from it are lost", node=node, times=times)
+
+
+def unbar(draft: Draft, key: str) -> None:
+    """It may be tried again; key: of the deadline, bar:NODE:TIMES."""
+    draft.set(barred=draft.record.barred - {NodeId(key.removeprefix("bar:").rpartition(":")[0])})
 
 
 def _worst(pairs: list[tuple[Device, Device]], history: tuple[tuple[Device, Device], ...]) -> Device:
@@ -169,16 +232,23 @@ def _fault(draft: Draft, cause: Cause, found: Culprits | LinksLost | Standstill,
 # --- looking -------------------------------------------------------------------------------------------------------------
 
 
-def _look(draft: Draft, generation: Generation, why: str, suspected: tuple[str, ...] = ()) -> None:
+def _look(
+    draft: Draft, generation: Generation, why: str, suspected: tuple[str, ...] = (), *, is_alarm: bool = True
+) -> None:
     number = draft.record.looks + 1
     nodes = {device.node for device in _ranks(draft).values()} & draft.trusted_hosts
     asked = frozenset(nodes - draft.record.unreachable)
-    draft.set(
-        looks=number,
-        looking=Looking(generation=generation, number=number, asked=asked, why=why, suspected=suspected),
-    )
+    looking = Looking(generation=generation, number=number, asked=asked, why=why, suspected=suspected, is_alarm=is_alarm)
+    draft.set(looks=number, looking=looking)
     for node in sorted(asked):
         draft.call(node, LookAround(generation=generation, number=number))
+
+
+def _conclude_if_seen(draft: Draft) -> None:
+    """No answer may be missing any more but those of hosts that nobody reaches."""
+    looking = draft.record.looking
+    if looking is not None and looking.asked - draft.record.unreachable <= set(looking.seen):
+        conclude(draft)
 
 
 def _ranks(draft: Draft) -> dict[Rank, Device]:

@@ -29,6 +29,8 @@ def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
     draft.set(planning=False)
     state, result = draft.state, chosen.result
     if isinstance(result, Infeasible):
+        if draft.record.barred and not isinstance(state, Running):
+            draft.set(barred=frozenset(), considered=frozenset())  # a node with a bad link is better than none
         if isinstance(state, Queued):
             if result.forever:
                 stop(draft, Failed(at=draft.now, message=result.reason))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.detection.classify import exit_fault
 from orchestrator.domain import codec
 from orchestrator.domain.events import DeadlinePassed
-from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cause, Failed, JobRecord, Reforming, Running, Stopping
-from orchestrator.domain.protocol import HostFailed, RankExited
+from orchestrator.domain.ids import Generation, NodeId, Rank, Step
+from orchestrator.domain.job import Cause, Failed, Failure, Fault, JobRecord, Reforming, Running, Stopping
+from orchestrator.domain.protocol import FormGeneration, HostFailed, RankExited
+from orchestrator.recovery.breaker import MAX_REST_S, REST_S, TRIES, rest_s
+from orchestrator.supervisor.deadlines import deadlines
 from orchestrator.supervisor.kernel import State
 from tests.builders import JOB, Bench, a_device, a_report, a_spec
 
@@ -230,3 +233,50 @@ def test_what_a_process_does_to_itself_is_told_from_what_is_done_to_it(
 ) -> None:
     fault = exit_fault(exited(), 0.0)
     assert (fault.signature, fault.is_external) == (signature, is_external)
+
+
+# --- a network that breaks every connection ------------------------------------------------------------------------------
+
+
+def broken_links(count: int) -> tuple[Failure, ...]:
+    fault = Fault(cause=Cause.LINK_LOST, message="broke", at=0.0, is_external=True)
+    return tuple(Failure(fault=fault, generation=Generation(n), step=Step(4), was_formed=True) for n in range(count))
+
+
+def test_connections_that_broke_a_few_times_are_made_anew_at_once() -> None:
+    assert [rest_s(broken_links(count)) for count in range(TRIES + 1)] == [0.0] * (TRIES + 1)
+
+
+def test_a_network_that_breaks_every_connection_is_left_alone_for_longer_each_time() -> None:
+    rests = [rest_s(broken_links(count)) for count in range(64)]
+    assert rests[TRIES + 1 : TRIES + 4] == [0.5, 1.0, 2.0] and max(rests) == rests[-1] == MAX_REST_S
+    assert sum(rests) > 500, "a budget of 64 lasts for minutes"
+
+
+def test_another_kind_of_failure_and_a_committed_step_end_the_rests() -> None:
+    other = Failure(
+        fault=Fault(cause=Cause.NODE_LOST, message="gone", at=0.0), generation=Generation(9), step=Step(4), was_formed=True
+    )
+    assert rest_s((*broken_links(9), other)) == 0.0
+    assert rest_s(tuple(replace(failure, counts=False) for failure in broken_links(9))) == 0.0
+
+
+def test_the_next_generation_is_formed_after_the_rest_and_no_sooner() -> None:
+    bench = trained()
+
+    def break_off() -> None:
+        generation = bench.record.generation
+        reports = [a_report(d, generation=generation, voted=3, passed=3, held=3) for d in bench.plan.devices]
+        bench.reports(replace(reports[0], lost_peer=Rank(1)), *reports[1:])
+
+    for number in range(1, TRIES + 1):
+        break_off()
+        assert bench.form().generation == number + 1
+        bench.ready()
+    break_off()
+    assert bench.said_to_people().count("resting") == 1 and not bench.calls(FormGeneration)
+    ((key, seconds),) = [(k, s) for k, s in deadlines(bench.record).items() if k.startswith("rest:")]
+    assert seconds == REST_S
+    bench.tell(DeadlinePassed(job=JOB, key=key))
+    assert bench.form().generation == TRIES + 2
+    assert isinstance(bench.ready().passed(4).state, Running) and rest_s(bench.record.failures) == 0.0

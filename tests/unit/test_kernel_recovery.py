@@ -255,10 +255,52 @@ def test_the_end_of_another_rank_does_not_explain_a_broken_connection() -> None:
     assert reforming(bench).fault.cause is Cause.LINK_LOST
 
 
-def test_a_silent_host_whose_ranks_are_missed_is_given_up_at_once() -> None:
+def survivors_miss(bench: Bench, silent: NodeId, *, but: tuple[Device, ...] = ()) -> Bench:
+    """Every rank elsewhere reports that its connection to rank 7 broke."""
+    others = [d for d in bench.plan.devices if d.node != silent and d not in but]
+    return bench.reports(*(a_report(device, voted=3, passed=3, held=3, lost_peer=7) for device in others))
+
+
+def test_a_silent_host_whose_ranks_are_missed_is_given_up_once_all_others_have_reported() -> None:
     bench = trained().host_silent(N3)
-    bench.reports(a_report(bench.device(0), voted=3, passed=3, held=3, lost_peer=7))
-    assert bench.record.avoided == {N3} and not {d for d in reforming(bench).closing.awaited if d.node == N3}
+    last = bench.device(2)
+    survivors_miss(bench, N3, but=(last,))
+    assert not bench.record.avoided, "what the last one holds decides whether that costs anything"
+    bench.reports(a_report(last, voted=3, passed=3, held=3))
+    assert bench.record.avoided == {N3} and reforming(bench).closing.settlement
+
+
+def test_a_host_that_goes_silent_after_its_ranks_were_missed_is_given_up() -> None:
+    bench = survivors_miss(trained(), N3)
+    assert not bench.record.avoided and reforming(bench).closing.settlement is None
+    assert bench.host_silent(N3).record.avoided == {N3}
+
+
+def test_a_silent_host_that_may_hold_the_only_copy_is_waited_for_although_its_ranks_are_missed() -> None:
+    """Giving it up would make training run committed steps again, and it may answer in a moment."""
+    bench = Bench(spec=a_spec(tp=2, pp=2, dp=2, mirrors=0)).running().passed(1, 2, 3).host_silent(N3)
+    survivors_miss(bench, N3)
+    assert not bench.record.avoided and reforming(bench).closing.settlement is None
+    bench.tell(DeadlinePassed(job=JOB, key="settle:1"))
+    assert reforming(bench).is_patient
+    bench.host_heard(N3).reports(
+        *(a_report(device, voted=3, passed=3, held=3) for device in bench.plan.devices if device.node == N3)
+    )
+    assert reforming(bench).closing.settlement and bench.record.committed == 3
+    assert isinstance(bench.prepared().form().restore, FromMemory)
+
+
+def test_a_seat_on_a_host_that_goes_silent_while_it_is_prepared_is_given_to_another() -> None:
+    bench = Bench(spec=a_spec(tp=2, pp=2)).running().passed(1, 2, 3)
+    victim = bench.device(7)
+    assert victim.node in bench.exited(victim).preparing()
+    bench.all_report(holding(3)).host_silent(victim.node)
+    (key,) = [key for key in deadlines(bench.record) if key.startswith("silent:")]
+    assert not bench.calls(FormGeneration)
+    bench.tell(DeadlinePassed(job=JOB, key=key))
+    assert bench.record.avoided == {victim.node}
+    bench.planned().prepared()
+    assert victim.node not in bench.form().plan.nodes and isinstance(bench.form().restore, FromMemory)
 
 
 # --- unreachable is not failed -------------------------------------------------------------------------------------------

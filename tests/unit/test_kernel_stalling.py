@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestrator.domain.events import DeadlinePassed
+from orchestrator.domain.events import DeadlinePassed, HostClosed, ReleaseRequested
 from orchestrator.domain.ids import Device, NodeId, Rank, Step
 from orchestrator.domain.job import Cause, Failed, Reforming, Running, Stopping
 from orchestrator.domain.protocol import (
@@ -19,7 +19,8 @@ from orchestrator.domain.protocol import (
     RanksStalled,
 )
 from orchestrator.domain.sight import Phase, RankSight, Traffic
-from orchestrator.supervisor.deadlines import LOOK_S, deadlines
+from orchestrator.supervisor.deadlines import BAR_S, LOOK_S, MAX_BAR_S, deadlines
+from orchestrator.supervisor.stalling import LOOK_AGAIN_S, SILENT_STEPS, SILENT_STILL_S
 from tests.builders import JOB, Bench, a_report, a_spec
 
 N0, N1, N2, N3 = (NodeId(f"n{number}") for number in range(4))
@@ -140,15 +141,27 @@ def test_a_rank_that_merely_takes_long_is_left_alone_and_is_no_false_alarm() -> 
     assert isinstance(bench.state, Running) and bench.record.false_alarms == 0 and bench.record.looking is None
 
 
-def test_a_silent_host_whose_ranks_everybody_waits_for_is_given_up_at_once() -> None:
+def waiting(bench: Bench, still_s: float) -> dict[Device, RankSight]:
+    return {device: replace(sight, still_s=still_s) for device, sight in sights(bench).items()}
+
+
+def answer_all_but(bench: Bench, silent: NodeId, seen: dict[Device, RankSight]) -> Bench:
+    return answer(bench, seen, [node for node in bench.nodes if node != silent])
+
+
+def look_deadline(bench: Bench) -> tuple[str, float]:
+    ((key, seconds),) = [(k, s) for k, s in deadlines(bench.record).items() if k.startswith("look:")]
+    return key, seconds
+
+
+def test_a_silent_host_whose_ranks_everybody_waits_for_is_given_up() -> None:
     """Power was lost and nothing says so: no connection is reset, no process is seen to end."""
     bench = trained()
-    seen = sights(bench)
+    seen = waiting(bench, SILENT_STILL_S)
     silent = bench.device(3).node
     on_it = {device for device in bench.plan.devices if device.node == silent}
-    others = [node for node in bench.nodes if node != silent]
     stalled(bench, N0, seen)
-    answer(bench, seen, others)
+    answer_all_but(bench, silent, seen)
     assert bench.record.looking is not None, "one has yet to answer"
     bench.host_silent(silent)
     assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.NODE_LOST
@@ -158,12 +171,68 @@ def test_a_silent_host_whose_ranks_everybody_waits_for_is_given_up_at_once() -> 
 
 def test_a_host_known_to_be_silent_is_not_waited_for() -> None:
     bench = trained()
-    seen = sights(bench)
-    bench.host_silent(bench.device(3).node)
-    others = set(bench.nodes) - {bench.device(3).node}
-    stalled(bench, bench.device(0).node, seen)
-    assert asked(bench) == others
-    answer(bench, seen, others)
+    seen = waiting(bench, SILENT_STILL_S)
+    silent = bench.device(3).node
+    bench.host_silent(silent)
+    assert asked(bench) == set(bench.nodes) - {silent}, "whether anybody waits for it is asked without a complaint"
+    answer_all_but(bench, silent, seen)
+    assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.NODE_LOST
+
+
+def test_a_cable_that_is_put_back_at_once_costs_nobody_a_node() -> None:
+    bench = trained()
+    silent = bench.device(3).node
+    bench.host_silent(silent)
+    answer_all_but(bench, silent, waiting(bench, 0.9))
+    key, after_s = look_deadline(bench)
+    assert isinstance(bench.state, Running) and abs(after_s - (SILENT_STILL_S - 0.9)) < 1e-9
+    bench.tell(DeadlinePassed(job=JOB, key=key))
+    assert asked(bench) == set(bench.nodes) - {silent}
+    answer_all_but(bench, silent, waiting(bench, 0.01))
+    assert isinstance(bench.state, Running) and bench.record.looking is None
+    assert bench.record.false_alarms == 0, "nobody had complained"
+
+
+def test_a_host_that_answers_again_ends_the_wait_for_another_look() -> None:
+    bench = trained()
+    silent = bench.device(3).node
+    bench.host_silent(silent)
+    answer_all_but(bench, silent, waiting(bench, 0.9))
+    assert bench.host_heard(silent).record.looking is None
+
+
+def test_a_complaint_is_looked_into_at_once_whatever_was_put_off() -> None:
+    bench = trained()
+    silent = bench.device(3).node
+    bench.host_silent(silent)
+    answer_all_but(bench, silent, waiting(bench, 0.9))
+    stalled(bench, bench.device(0).node, waiting(bench, SILENT_STILL_S))
+    answer_all_but(bench, silent, waiting(bench, SILENT_STILL_S))
+    assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.NODE_LOST
+
+
+def test_a_silent_host_is_not_given_up_for_a_wait_that_is_usual() -> None:
+    """Its link to the supervisor is lost and training goes on, with steps of five seconds."""
+    bench = trained()
+    for number in range(4, 9):
+        bench.now += 5.0
+        bench.passed(number)
+    silent = bench.device(3).node
+    bench.host_silent(silent)
+    answer_all_but(bench, silent, waiting(bench, 4.0))
+    assert isinstance(bench.state, Running) and bench.record.typical_step_s is not None
+    assert look_deadline(bench)[1] == SILENT_STEPS * bench.record.typical_step_s - 4.0 > 5.0
+
+
+def test_where_nothing_was_committed_yet_only_a_complaint_says_that_a_wait_is_long() -> None:
+    bench = Bench(spec=a_spec(tp=2, pp=2, dp=2)).running()
+    silent, seen = bench.device(3).node, waiting(bench, 2.0)
+    bench.host_silent(silent)
+    answer_all_but(bench, silent, seen)
+    assert isinstance(bench.state, Running) and bench.record.looking is None
+    told = {device: replace(sight, why="has waited 3.1 s") for device, sight in waiting(bench, 3.1).items()}
+    stalled(bench, bench.device(0).node, told)
+    answer_all_but(bench, silent, told)
     assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.NODE_LOST
 
 
@@ -175,6 +244,19 @@ def test_a_host_that_is_merely_slow_to_answer_is_not_given_up() -> None:
     assert deadlines(bench.record)[key] == LOOK_S
     bench.tell(DeadlinePassed(job=JOB, key=key))
     assert isinstance(bench.state, Running) and bench.record.looking is None
+
+
+def test_while_a_host_is_silent_who_was_late_with_an_answer_is_asked_again() -> None:
+    bench = trained()
+    silent, seen = bench.device(3).node, waiting(bench, SILENT_STILL_S)
+    late = bench.device(7).node
+    bench.host_silent(silent)
+    answer(bench, seen, [node for node in bench.nodes if node not in (silent, late)])
+    bench.tell(DeadlinePassed(job=JOB, key=look_deadline(bench)[0]))
+    assert isinstance(bench.state, Running) and look_deadline(bench)[1] == LOOK_AGAIN_S
+    bench.tell(DeadlinePassed(job=JOB, key=look_deadline(bench)[0]))
+    answer_all_but(bench, silent, seen)
+    assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.NODE_LOST
 
 
 def test_a_control_plane_that_reaches_nobody_concludes_nothing() -> None:
@@ -232,6 +314,53 @@ def test_the_same_link_a_second_time_costs_the_node_that_is_in_more_of_them() ->
             assert not bench.calls(CloseHost)
             bench.recovered()
     assert {node for node, _ in bench.calls(CloseHost)} == {worst}
+
+
+def one_end_given_up(bench: Bench) -> NodeId:
+    """The link of ranks 0 and 5 is lost, made anew, and lost again; the node that pays for it."""
+    while True:
+        seen = lost_link(bench, 0, 5)
+        answer(answer(stalled(bench, N0, seen), seen), seen)
+        if closed := bench.calls(CloseHost):
+            return closed[0][0]
+        bench.recovered()
+
+
+def bar(bench: Bench) -> tuple[str, float]:
+    ((key, seconds),) = [(k, s) for k, s in deadlines(bench.record).items() if k.startswith("bar:")]
+    return key, seconds
+
+
+def test_a_node_that_was_given_up_for_its_links_is_not_used_at_once_again() -> None:
+    """It answers the supervisor, so nothing else would keep it from being used, and from stopping everybody again."""
+    bench = Bench(spec=a_spec(tp=2, pp=2, dp=None)).running().passed(1, 2, 3)
+    bad = one_end_given_up(bench)
+    bench.planned()
+    bench.recovered().passed(4).tell(HostClosed(job=JOB, node=bad))
+    assert bad not in bench.record.hosts | bench.record.avoided and not bench.record.planning
+    key, seconds = bar(bench)
+    assert seconds == BAR_S
+    bench.tell(DeadlinePassed(job=JOB, key=key))
+    assert bench.record.planning and {d for d, _ in bench.asked().devices} >= {Device(bad, 0), Device(bad, 1)}
+
+
+def test_a_node_with_a_bad_link_is_used_where_nothing_fits_without_it() -> None:
+    bench = trained()
+    bad = one_end_given_up(bench)
+    bench.planned()
+    assert isinstance(bench.state, Reforming) and bench.state.waiting and not bench.record.barred
+    bench.host_closed(bad)
+    assert bad in bench.plan.nodes
+
+
+def test_each_time_it_is_kept_out_for_longer_until_an_operator_releases_it() -> None:
+    bench = trained()
+    bad = one_end_given_up(bench)
+    for times, seconds in ((1, BAR_S), (4, 8 * BAR_S), (40, MAX_BAR_S)):
+        (found,) = [s for key, s in deadlines(replace(bench.record, bad_ends={bad: times})).items() if "bar" in key]
+        assert found == seconds
+    bench.tell(ReleaseRequested(node=bad))
+    assert not bench.record.barred and not bench.record.bad_ends
 
 
 def test_a_circle_found_twice_fails_the_job_and_kills_nobody() -> None:
