@@ -45,16 +45,14 @@ class Inherited(NamedTuple):
     log: int
 
 
-def settle_in(inherited: Inherited, parent: int) -> Lifeline:
-    """Make a forked process a rank's: `parent` is the process that forked it; what is returned is kept to its end."""
+def settle_in(inherited: Inherited, parent: int) -> None:
+    """Make a forked process a rank's: `parent` is the process that forked it."""
     # Whatever changes the user id comes before this line: setuid clears the death signal.
     die_with_parent(parent)
     os.nice(_NICE)
-    lifeline = Lifeline(inherited.page)
-    lifeline.hold()
+    Lifeline(inherited.page).hold()
     _keep_only(inherited)
     _write_to(inherited.log)
-    return lifeline
 
 
 def die_with_parent(parent: int) -> None:

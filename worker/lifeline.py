@@ -39,7 +39,8 @@ class Lifeline:
             raise OSError(code, "a robust mutex shared between processes was refused")
 
     def hold(self) -> None:
-        """Rank's side, main thread, once and before it says anything; never let go of."""
+        """Rank's side, main thread, once and before it says anything; never let go of, nor is its memory."""
+        _held.append(self)
         _LIBC.pthread_mutex_trylock(self._mutex)
 
     def watch(self, ended: Callable[[], None]) -> None:
@@ -52,3 +53,7 @@ class Lifeline:
         if _LIBC.pthread_mutex_lock(self._mutex) == errno.EOWNERDEAD:
             with suppress(RuntimeError):  # the loop has been closed: nobody wants to know any more
                 loop.call_soon_threadsafe(ended)
+
+
+_held: list[Lifeline] = []
+"""By this process, to its end."""

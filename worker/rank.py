@@ -49,7 +49,7 @@ def main(job: Job, me: Device, inherited: Inherited, zygote: int) -> NoReturn:
     """The forked child, from its first instruction; never returns."""
     code = BROKEN
     try:
-        lifeline = settle_in(inherited, zygote)  # noqa: F841 - kept in memory until the process ends
+        settle_in(inherited, zygote)
         code = _Rank(job, me, inherited).run()
     except BaseException:
         traceback.print_exc()
