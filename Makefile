@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test soak check format clean
+.PHONY: setup demo test soak lint check format clean
 
 setup: $(STAMP)
 
@@ -21,11 +21,13 @@ test: $(STAMP)  ## Every test.
 soak: $(STAMP)  ## Hundreds of random faults on one job, compared with its undisturbed twin.
 	$(BIN)/python -m benchmarks.chaos --json --faults 200
 
-check: $(STAMP)  ## The fast gate, under a minute.
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: lint  ## The fast gate, a minute or two.
 	$(BIN)/python -m pytest tests/unit tests/sim
 
 format: $(STAMP)

@@ -19,7 +19,7 @@ from api.client.client import BEGINNING
 from api.views import JobView, PlanView, StepView
 from deploy.local import LocalCluster, NodeSpec, up
 from orchestrator.adapters.processes import ProcessId, identify, marked
-from orchestrator.adapters.ray_environment import CLUSTER_MARK, for_state_dir
+from orchestrator.adapters.ray_environment import CLUSTER_MARK, NODE_MARK, for_state_dir
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 
@@ -55,9 +55,10 @@ def local_cluster(nodes: Sequence[NodeSpec], keep: Path | None = None) -> Iterat
             cluster.down()
 
 
-def processes_of(cluster: LocalCluster) -> tuple[ProcessId, ...]:
-    """Every living process of it, ranks included."""
-    return marked({CLUSTER_MARK: for_state_dir(cluster.state_dir).cluster})
+def processes_of(cluster: LocalCluster, node: str | None = None) -> tuple[ProcessId, ...]:
+    """Every living process of it, or of one of its nodes, ranks included."""
+    cluster_mark: dict[str, str | None] = {CLUSTER_MARK: for_state_dir(cluster.state_dir).cluster}
+    return marked(cluster_mark | ({} if node is None else {NODE_MARK: node}))
 
 
 class Job:
@@ -66,12 +67,12 @@ class Job:
     def __init__(self, client: Client, workload: Workload) -> None:
         self.steps: list[StepView] = []
         self._client = client
-        self._id = client.submit(workload.job_file()).id
+        self.id = client.submit(workload.job_file()).id
         self._since = BEGINNING
 
     def view(self) -> JobView:
         """Raises NotMeasured where it is over: no benchmark's job ever gets to its end."""
-        found = self._client.job(self._id)
+        found = self._client.job(self.id)
         if found.is_over:
             failure = found.failure.message if found.failure else found.reason
             raise NotMeasured(f"the job is {found.status} at step {found.step}: {failure}")
@@ -93,7 +94,7 @@ class Job:
 
     def fetch(self) -> list[StepView]:
         """Every committed step so far, oldest first."""
-        while page := self._client.metrics(self._id, self._since, 10_000):
+        while page := self._client.metrics(self.id, self._since, 10_000):
             self.steps += page
             self._since = page[-1].id
         return self.steps

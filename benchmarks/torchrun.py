@@ -1,167 +1,32 @@
-"""A peer: worker processes under torchrun, started here, stopped and continued by signals, ended by their ids.
-
-Every process of it bears a mark of its own in the environment, which is how workers in sessions of their own are found. It
-knows nothing of what the workers do but that they write a line per step (peers/ground.py).
-"""
+"""torchrun as a peer: one command that starts worker processes and, where it is told to, starts them all again."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import secrets
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from orchestrator.adapters.processes import ProcessId, end, marked
-
-ROOT = Path(__file__).resolve().parent.parent
-MARK = "EVERSTEP_BENCHMARK_PEER"
-START_S = 180.0
-"""Eight processes import torch on however few cores there are."""
-_POLL_S = 0.02
-_PR_SET_PDEATHSIG = 1
+from .peer import Peer, free_port
 
 
-class PeerFailed(RuntimeError):
-    """A peer ended or stalled; it says where its output is and what it said last."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerStep:
-    at: float
-    """Wall clock, s."""
-    step: int
-    norm: float
-    rank: int
-    pid: int
-    cpu_s: float
-    """Used by that process since it began."""
-
-
-class Torchrun:
-    """module: a script of benchmarks.peers, given `arguments` and its log file. Use as a context manager."""
+class Torchrun(Peer):
+    """module: a script of benchmarks.peers, given `arguments` and its log file."""
 
     def __init__(
         self, module: str, num_workers: int, arguments: Sequence[str], folder: Path, options: Sequence[str] = ()
     ) -> None:
-        self.name = module
+        super().__init__(module, folder)
         self._num_workers = num_workers
         self._arguments = tuple(arguments)
         self._options = tuple(options)
-        self._log = folder / f"{module}.steps"
-        self._output = folder / f"{module}.txt"
-        self._mark = secrets.token_hex(8)
-        self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={self._num_workers}"]
-        if "--standalone" not in self._options:
-            # The static rendezvous keeps no heartbeats, so it does not mind being stopped for a while.
-            command += ["--master-addr=127.0.0.1", f"--master-port={_free_port()}"]
-        command += [*self._options, "-m", f"benchmarks.peers.{self.name}", *self._arguments, str(self._log)]
-        with self._output.open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=ROOT,
-                env={**os.environ, MARK: self._mark, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-                preexec_fn=_die_with_parent(os.getpid()),
-            )
-
-    def steps(self) -> list[PeerStep]:
-        """Every line that is complete, in order of writing."""
-        try:
-            lines = self._log.read_text().splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
-        return [_step(line) for line in lines if line.endswith("\n")]
-
-    def wait_for_step(self, step: int, timeout_s: float = START_S) -> None:
-        """Until anybody has done it. Raises PeerFailed."""
-        deadline = time.monotonic() + timeout_s
-        while not any(done.step >= step for done in self.steps()):
-            self.check()
-            if time.monotonic() > deadline:
-                raise PeerFailed(f"{self.name} did not reach step {step} within {timeout_s:g} s: {self.last_words()}")
-            time.sleep(_POLL_S * 5)
-
-    def check(self) -> None:
-        """Raises PeerFailed where it has ended."""
-        if self._process is not None and self._process.poll() is not None:
-            raise PeerFailed(f"{self.name} ended with {self._process.returncode}: {self.last_words()}")
-
-    def processes(self) -> tuple[ProcessId, ...]:
-        """Every living one of it, torchrun's own included."""
-        return marked({MARK: self._mark})
-
-    def stop(self) -> None:
-        """Nothing of it runs until `go`."""
-        self._send(signal.SIGSTOP)
-
-    def go(self) -> None:
-        self._send(signal.SIGCONT)
-
-    def close(self) -> None:
-        """Every process of it ends. Idempotent."""
-        deadline = time.monotonic() + 10
-        while found := self.processes():
-            end(found, grace_s=0)
-            if time.monotonic() > deadline:
-                raise PeerFailed(f"processes {[process.pid for process in found]} of {self.name} do not end")
-        if self._process is not None:
-            self._process.wait(10)
-
-    def last_words(self, lines: int = 12) -> str:
-        try:
-            said = self._output.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            said = []
-        return "\n".join(said[-lines:]) or "it said nothing"
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def _send(self, number: signal.Signals) -> None:
-        for process in self.processes():
-            process.send(number)
+    def commands(self) -> Sequence[Sequence[str]]:
+        return [torchrun_command(self.name, self._num_workers, [*self._arguments, str(self.log)], self._options)]
 
 
-def _step(line: str) -> PeerStep:
-    at, step, norm, rank, pid, cpu = line.split()
-    return PeerStep(at=float(at), step=int(step), norm=float(norm), rank=int(rank), pid=int(pid), cpu_s=float(cpu))
-
-
-def _die_with_parent(parent: int) -> Callable[[], None]:
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def ask() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+def torchrun_command(module: str, num_workers: int, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={num_workers}"]
+    if "--standalone" not in options:
+        # The static rendezvous keeps no heartbeats, so it does not mind being stopped for a while.
+        command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    return [*command, *options, "-m", f"benchmarks.peers.{module}", *arguments]

@@ -32,7 +32,7 @@ from .cluster import NODES, Job, NotMeasured, end_in_good_order, local_cluster, 
 from .cpu import cpu_seconds
 from .stats import StepTime, paired_ratio, step_times, within
 from .torchrun import Torchrun
-from .workload import WORLD_SIZE, train_workload
+from .workload import WORLD_SIZE, Workload, train_workload
 
 WARM_UP_S = 1.0
 """After a contender was continued: caches fill, the step that was interrupted ends."""
@@ -45,6 +45,8 @@ STRIDE = 7
 """Through the orders of contenders, so that few blocks already have each of them in each place."""
 FIRST_STEPS = 10
 """Of each contender before the first block."""
+NUM_BLOCKS = 20
+BLOCK_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,7 @@ class Everstep:
         return [StepTime(at=step.at.timestamp(), seconds=step.seconds) for step in found if step.seconds is not None]
 
 
-class Peer:
+class Alongside:
     def __init__(self, torchrun: Torchrun) -> None:
         self.name = torchrun.name
         self._torchrun = torchrun
@@ -119,7 +121,19 @@ class Peer:
 def main() -> int:
     asked = _arguments()
     end_in_good_order()
-    workload = train_workload(asked.degrees, asked.mirrors)
+    result, blocks = measured(train_workload(asked.degrees, asked.mirrors), asked.blocks, asked.seconds)
+    if not asked.json:
+        for name, found in blocks.items():
+            steps = [block.step_s for block in found]
+            print(f"{name:12} {median(steps):.4f} s a step, blocks from {min(steps):.4f} to {max(steps):.4f} s")
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+def measured(
+    workload: Workload, num_blocks: int = NUM_BLOCKS, seconds: float = BLOCK_S
+) -> tuple[dict[str, object], dict[str, list[Block]]]:
+    """The figures of one run and the blocks behind them, by contender. Raises NotMeasured, PeerFailed."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="everstep-bench-peers-")))
         cluster = stack.enter_context(local_cluster(NODES))
@@ -127,7 +141,7 @@ def main() -> int:
         ours = Everstep(Job(client, workload))
         stack.callback(ours.go)  # whoever ends the ranks in good order finds them able to end
         ours.stop()
-        say(f"everstep: {ours.summary}, mirrors {asked.mirrors}")
+        say(f"everstep: {ours.summary}, mirrors {workload.mirrors}")
         if ours.niceness != os.getpriority(os.PRIO_PROCESS, 0):  # of this process, and so of the peers
             say(f"its ranks run at niceness {ours.niceness}, the peers' do not: on a busy machine this is no comparison")
         spec, plan = folder / "spec.json", folder / "plan.json"
@@ -139,17 +153,11 @@ def main() -> int:
             peer.wait_for_step(FIRST_STEPS)
             peer.stop()
             say(f"{module}: {WORLD_SIZE} ranks under torchrun")
-            contenders.append(Peer(peer))
+            contenders.append(Alongside(peer))
         ranks = set(ours.processes())
         others = [process for process in processes_of(cluster) if process not in ranks]
-        blocks = _measure(contenders, others, asked.blocks, asked.seconds)
-    result = _result(blocks) | {"mirrors": asked.mirrors, "plan": ours.summary, "blocks": asked.blocks}
-    if not asked.json:
-        for name, found in blocks.items():
-            steps = [block.step_s for block in found]
-            print(f"{name:12} {median(steps):.4f} s a step, blocks from {min(steps):.4f} to {max(steps):.4f} s")
-    print(json.dumps(result), flush=True)
-    return 0
+        blocks = _measure(contenders, others, num_blocks, seconds)
+    return _result(blocks) | {"mirrors": workload.mirrors, "plan": ours.summary, "blocks": num_blocks}, blocks
 
 
 def _measure(
@@ -221,8 +229,8 @@ def _result(blocks: dict[str, list[Block]]) -> dict[str, object]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.train", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the JSON line and nothing before it")
-    parser.add_argument("--blocks", type=int, default=20, help="of each contender, at least 2")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of one block")
+    parser.add_argument("--blocks", type=int, default=NUM_BLOCKS, help="of each contender, at least 2")
+    parser.add_argument("--seconds", type=float, default=BLOCK_S, help="of one block")
     parser.add_argument("--mirrors", type=int, choices=(0, 1), default=1, help="of Everstep; its peers have none")
     parser.add_argument(
         "--degrees", type=_degrees, default=(2, 2, 2), help="tp,pp,dp of Everstep and the same code; torch has tp 1"

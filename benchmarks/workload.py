@@ -19,7 +19,7 @@ ENDLESS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A job file with these sizes; mirrors: 0 or 1 second holders of what each rank owns."""
+    """A job file with these sizes; mirrors: 0 or 1 second holders of what each rank owns; spares: nodes that stand by."""
 
     name: str
     width: int
@@ -30,6 +30,7 @@ class Workload:
     micro_batches: int = 8
     micro_batch_size: int = 1
     mirrors: int = 1
+    spares: int = 0
 
     def job_file(self) -> dict[str, Any]:
         return {
@@ -54,7 +55,7 @@ class Workload:
             },
             "parallel": dict(zip(("tp", "pp", "dp"), self.degrees, strict=True)),
             "checkpoint": {"every": 0},
-            "recovery": {"mirrors": self.mirrors},
+            "recovery": {"mirrors": self.mirrors, "spares": self.spares},
         }
 
     def spec(self) -> JobSpec:
@@ -67,6 +68,6 @@ def train_workload(degrees: tuple[int, int, int], mirrors: int) -> Workload:
     return Workload(name="bench-train", width=96, degrees=degrees, mirrors=mirrors)
 
 
-def recovery_workload() -> Workload:
+def recovery_workload(spares: int = 0) -> Workload:
     """Steps of about 0.2 s on two quiet cores."""
-    return Workload(name="bench-recovery", width=64, micro_batches=4, degrees=(2, 2, 2))
+    return Workload(name="bench-recovery", width=64, micro_batches=4, degrees=(2, 2, 2), spares=spares)

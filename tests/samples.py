@@ -86,6 +86,7 @@ from orchestrator.domain.protocol import (
     LookAround,
     OpenHost,
     PrepareSeats,
+    RankEnding,
     RankExited,
     RankFinished,
     RankReady,
@@ -407,4 +408,5 @@ JOINS: tuple[BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | Ra
     replace(SETTLEMENT, arrived=((D2, (MOVE.interval,)),)),
 )
 HEARD = (HostHeard(job=JOB, node=NODE),)
-LATER: tuple[object, ...] = (*FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)
+ENDINGS: tuple[HostEvent, ...] = (RankEnding(device=D2, pid=7),)
+LATER: tuple[object, ...] = (*ENDINGS, *FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)

@@ -17,6 +17,7 @@ import torch
 
 from orchestrator.domain.protocol import OpenHost
 
+from .lifeline import Lifeline
 from .mail import BROKEN
 from .program import Program
 
@@ -49,6 +50,7 @@ def settle_in(inherited: Inherited, parent: int) -> None:
     # Whatever changes the user id comes before this line: setuid clears the death signal.
     die_with_parent(parent)
     os.nice(_NICE)
+    Lifeline(inherited.page).hold()
     _keep_only(inherited)
     _write_to(inherited.log)
 

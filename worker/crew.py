@@ -16,7 +16,15 @@ from typing import Any
 
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.protocol import HostEvent, HostFailed, HostOpened, OpenHost, PrepareSeats, SeatsPrepared
+from orchestrator.domain.protocol import (
+    HostEvent,
+    HostFailed,
+    HostOpened,
+    OpenHost,
+    PrepareSeats,
+    RankEnding,
+    SeatsPrepared,
+)
 
 from .keeper import Zygote
 from .mail import FromRank, StandBy, order_frame, read_said
@@ -114,6 +122,12 @@ class Crew:
         seat.channel.post(frame)
         if seat.channel.is_backed_up:
             asyncio.get_running_loop().add_writer(seat.channel, self._flush, seat)
+
+    def watch(self, seat: Seat) -> None:
+        """Know of its end when it begins, from now on; it has said something, so it holds its lifeline."""
+        if not seat.is_watched:
+            seat.is_watched = True
+            seat.lifeline.watch(lambda: self._rank_ending(seat))
 
     def kill_with_stack(self, seat: Seat, why: str) -> None:
         """Dead as far as anybody else is concerned; its process ends a moment later, when it has said where it was."""
@@ -217,6 +231,12 @@ class Crew:
                 )
 
     # --- deaths -----------------------------------------------------------------------------------------------------------
+
+    def _rank_ending(self, seat: Seat) -> None:
+        """Its device can be forked for and its peers can leave while the kernel takes its memory apart."""
+        if seat.is_living and seat.number in self._seats:
+            seat.is_ending = True
+            self._tell(RankEnding(device=seat.device, pid=seat.pid))
 
     def _rank_gone(self, seat: Seat) -> None:
         loop = asyncio.get_running_loop()

@@ -317,6 +317,7 @@ class Host:
                 seat.reported = max(seat.reported, report.generation)
                 self._outbox.add(said)
             case RankReady():
+                self._opened_crew().watch(seat)
                 phases = {"fork": seat.fork_s, **said.phases}
                 seat.fork_s = 0.0  # paid once, by the generation it was forked for
                 self._isolation.move(time.monotonic())

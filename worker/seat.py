@@ -17,6 +17,7 @@ from orchestrator.domain.generation import RankReport
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.protocol import RankExited
 
+from .lifeline import Lifeline
 from .logs import open_log, tail
 from .mail import BROKEN, Channel
 from .page.layout import create_page
@@ -36,6 +37,7 @@ class Seat:
     address: str
     channel: Channel
     page: PageReader
+    lifeline: Lifeline
     log: Path
     log_start: int
     requested_at: float
@@ -56,12 +58,16 @@ class Seat:
     """Why its host kills it."""
     stack: tuple[str, ...] = ()
     """Where it was when it was killed, where somebody asked."""
+    is_watched: bool = False
+    """Its end will be known as soon as it begins."""
+    is_ending: bool = False
+    """Its end has begun; how it ended is not known yet."""
     gone_at: float = 0.0
     closed_fds: bool = field(default=False, repr=False)
 
     @property
     def is_living(self) -> bool:
-        return not self.doomed and not self.gone_at
+        return not self.doomed and not self.is_ending and not self.gone_at
 
     @property
     def is_forked(self) -> bool:
@@ -150,6 +156,8 @@ def open_seat(
     listener = socket.create_server((host_address, 0), backlog=_LISTEN_BACKLOG)
     ours, theirs = socket.socketpair()
     page = create_page()
+    lifeline = Lifeline(page)
+    lifeline.make()
     path = log_dir / f"{device.node}-{device.index}.log"
     log = open_log(path)
     host, port = listener.getsockname()[:2]
@@ -161,6 +169,7 @@ def open_seat(
         address=f"{host}:{port}",
         channel=Channel(ours),
         page=PageReader(page),
+        lifeline=lifeline,
         log=path,
         log_start=os.fstat(log).st_size,
         requested_at=time.monotonic(),

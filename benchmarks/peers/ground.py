@@ -28,13 +28,12 @@ from worker.program import Program, StageModule, load_program
 
 
 class Ground:
-    """The job in `spec_file`, as the rank that torchrun made of this process sees it."""
+    """The job in `spec_file`, as this rank sees it; where no rank is given, the one that torchrun made of this process."""
 
-    def __init__(self, spec_file: str) -> None:
-        die_with_parent(os.getppid())  # where torchrun is killed, nobody else would end its workers
+    def __init__(self, spec_file: str, rank: int | None = None, world_size: int | None = None) -> None:
         torch.set_num_threads(1)
-        self.rank = int(os.environ["RANK"])
-        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.rank = int(os.environ["RANK"]) if rank is None else rank
+        self.world_size = int(os.environ["WORLD_SIZE"]) if world_size is None else world_size
         self.spec = codec.loads(JobSpec, Path(spec_file).read_bytes())
         self.program: Program = load_program(self.spec.program)
         self.profile: Profile = self.program.describe(self.spec)
@@ -88,19 +87,22 @@ class Ground:
 
 
 class StepLog:
-    """A line per step: instant (wall clock, s), step, squared gradient norm's root, rank, pid, CPU time so far (s)."""
+    """A line per step: instant (wall clock, s), step, gradients' norm, rank, pid, CPU time so far (s), replicas in it."""
 
     def __init__(self, path: str, rank: int) -> None:
         self._file = Path(path).open("a", buffering=1)  # noqa: SIM115
         self._rank = rank
 
-    def done(self, step: int, norm: float) -> None:
+    def done(self, step: int, norm: float, members: int = 0) -> None:
+        """members: 0 where a step always has everybody's gradients."""
         used = time.process_time()
-        self._file.write(f"{time.time():.6f} {step} {norm:.9g} {self._rank} {os.getpid()} {used:.3f}\n")
+        self._file.write(f"{time.time():.6f} {step} {norm:.9g} {self._rank} {os.getpid()} {used:.3f} {members}\n")
 
 
 def arguments(count: int) -> list[str]:
-    """This script's arguments. Exits with a word about them where their number is another."""
+    """This script's, which from here on ends with whoever started it: where torchrun is killed, nobody else would end its
+    workers. Exits with a word about them where their number is another."""
+    die_with_parent(os.getppid())
     if len(sys.argv) != count + 1:
-        sys.exit(f"{sys.argv[0]} takes {count} arguments, {len(sys.argv) - 1} were given; see benchmarks/torchrun.py")
+        sys.exit(f"{sys.argv[0]} takes {count} arguments, {len(sys.argv) - 1} were given; see its docstring")
     return sys.argv[1:]

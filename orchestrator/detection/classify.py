@@ -6,7 +6,7 @@ import re
 import signal
 from dataclasses import replace
 
-from orchestrator.domain.ids import NodeId
+from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Cause, Fault
 from orchestrator.domain.protocol import HostFailed, RankExited
 
@@ -17,6 +17,13 @@ CRASHES = frozenset(
 INJECTED = "InjectedError"
 """What a rank raises because a fault was asked for."""
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+def ending_fault(device: Device, now: float) -> Fault:
+    """A rank's end has begun; until its host knows how, it is felt like a connection that broke."""
+    return Fault(
+        cause=Cause.LINK_LOST, message=f"the rank on {device} is ending", at=now, devices=(device,), is_external=True
+    )
 
 
 def exit_fault(exited: RankExited, now: float) -> Fault:

@@ -223,6 +223,14 @@ class RankReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnding:
+    """A rank has left for good and its kernel is taking it apart; RankExited follows and says how it ended."""
+
+    device: Device
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
     """A rank's process is gone. exit_code is negative for a signal; `report` is read from its progress page."""
 
@@ -351,6 +359,7 @@ HostEvent: TypeAlias = (
     HostOpened
     | SeatsPrepared
     | RankReported
+    | RankEnding
     | RankExited
     | RankReady
     | StepsPassed

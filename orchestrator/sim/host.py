@@ -31,6 +31,7 @@ from orchestrator.domain.protocol import (
     LookAround,
     OpenHost,
     PrepareSeats,
+    RankEnding,
     RankExited,
     SeatsPrepared,
     SelfTest,
@@ -272,7 +273,12 @@ class SimHost:
         if rank.alive:
             rank.raised = raised
             rank.die()
+            self._soon(0.0002, 0.05, lambda: self._ending(rank))
             self._soon(0.005, 0.03, lambda: self._bury(rank))
+
+    def _ending(self, rank: SimRank) -> None:
+        if self.ranks.get(rank.device) is rank:
+            self._say(RankEnding(device=rank.device, pid=rank.pid))
 
     def _bury(self, rank: SimRank) -> None:
         if self.ranks.get(rank.device) is not rank:

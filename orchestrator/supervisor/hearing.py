@@ -17,6 +17,7 @@ from orchestrator.domain.protocol import (
     HostOpened,
     JoinerAt,
     JoinFailed,
+    RankEnding,
     RankExited,
     RankFinished,
     RankReady,
@@ -41,7 +42,7 @@ from .joining import (
     newcomers_prepared,
     stop_now,
 )
-from .losing import host_lost, rank_exited
+from .losing import host_lost, rank_ending, rank_exited
 from .reforming import begin_reform
 from .reporting import ask_for_patience, dispensable_suspects, give_up_silent, give_up_waiting, rank_reported
 from .sparing import give_up_slow_spares, spare_exited, spare_prepared
@@ -66,6 +67,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
         case RankReported(report=report):
             rank_reported(draft, report)
             _give_up_suspects(draft)
+        case RankEnding():
+            rank_ending(draft, said.event)
         case RankExited():
             _rank_exited(draft, said.event)
         case RankReady(device=device, generation=generation, phases=phases):

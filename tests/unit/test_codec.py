@@ -51,6 +51,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "looking-requests-1": (HostRequest, samples.LOOKING_REQUESTS),
     "looking-events-1": (HostEvent, samples.LOOKING_EVENTS),
     "looking-records-1": (JobRecord, samples.LOOKING_RECORDS),
+    "endings-1": (HostEvent, samples.ENDINGS),
     "exact-1": (Restore, samples.EXACT_RESTORES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
     "heard-1": (HostHeard, samples.HEARD),

@@ -5,6 +5,7 @@ left behind in /dev/shm.
 
     words (8 bytes each)      0 magic, 1 version, 2.. one counter or instant each (see Word)
     bytes GROUP_AT..          name of the group that is waited on, NUL padded
+    bytes LIFELINE_AT..       the mutex that the rank holds while it lives; see worker/lifeline.py
     bytes TRAFFIC_AT..        a table of connections, written in long waits only, under a number that is odd meanwhile
     bytes SLOTS_AT..          two answer slots, used in turn: length, crc32, packed answer
 """
@@ -21,7 +22,7 @@ from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, Step
 
-PAGE_VERSION = 3
+PAGE_VERSION = 4
 MAX_IDS = 1024
 """Micro-batch ids whose losses fit on a page."""
 MAX_GROUPS = 4096
@@ -32,7 +33,8 @@ MAX_PEERS = 512
 
 _MAGIC = int.from_bytes(b"everstep", "little")
 GROUP_AT, GROUP_BYTES = 24 * 8, 256
-TRAFFIC_AT = GROUP_AT + GROUP_BYTES
+LIFELINE_AT, LIFELINE_BYTES = GROUP_AT + GROUP_BYTES, 64
+TRAFFIC_AT = LIFELINE_AT + LIFELINE_BYTES
 TABLE = struct.Struct("<qqqqq")  # number of writes, collective, quiet since (ns), written at (ns), number of rows
 ROW = struct.Struct("<qqqq")  # peer, messages sent, messages received, 1 awaits | 2 unsent
 _HEAD = struct.Struct("<qqdqq")  # generation, step, norm, number of losses, of maxima
