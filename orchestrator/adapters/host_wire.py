@@ -5,7 +5,9 @@ Exceptions do not cross: a reply says what was refused, so that neither side unp
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TypeVar
 
 from orchestrator.domain import codec
@@ -45,13 +47,28 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
-    """Where a host listens for as long as it lives; whoever connects is sent `greeting` and then nothing more."""
+class Place:
+    """Where a host listens for as long as it lives: whoever connects is sent `greeting`, and may ask after `secret`."""
 
     address: str
     port: int
     greeting: str
+    secret: str
     pid: int
+
+
+FRAME = struct.Struct("<IQB")
+"""Length of what follows, the question's number, which its answer carries too, and the kind."""
+
+
+class Kind(IntEnum):
+    BEAT = 0
+    """Nothing; it is the other kernel that acknowledges it."""
+    HANDLE = 1
+    """A Call."""
+    POLL = 2
+    ANSWER = 3
+    """A Reply."""
 
 
 M = TypeVar("M", Call, Poll, Reply)

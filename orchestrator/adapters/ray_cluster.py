@@ -22,8 +22,8 @@ from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.protocol import CloseHost, Envelope, HostMessage, OpenHost
 from orchestrator.ports import HostGone, HostUnreachable
 
-from .host_wire import Call, Poll, Pulse, Reply, raise_for, read
-from .pulse import Lifeline
+from .host_link import HostLink
+from .host_wire import Call, Kind, Place, Poll, Reply, raise_for, read
 from .ray_environment import (
     DEVICES_LABEL,
     KIND_LABEL,
@@ -72,17 +72,17 @@ class _Line:
     """A living host as far as anybody knows."""
 
     actor: Any
-    life: Lifeline
+    link: HostLink
 
     @property
     def gone(self) -> asyncio.Task[str]:
         """Completes with the evidence, in words."""
-        return self.life.gone
+        return self.link.gone
 
     @property
     def is_silent(self) -> bool:
         """Nothing that is sent to its machine is acknowledged."""
-        return self.life.silent_s >= SILENCE_S
+        return self.link.silent_s >= SILENCE_S
 
 
 class RayCluster:
@@ -112,7 +112,7 @@ class RayCluster:
     async def close(self) -> None:
         """Let go; hosts live on."""
         for line in self._lines.values():
-            line.life.close()
+            line.link.close()
         self._lines.clear()
         for reach in self._reaches.values():
             reach.close()
@@ -165,18 +165,18 @@ class RayCluster:
         match request:
             case OpenHost():
                 line = await self._open(job, node, request)
-                await self._ask(line, "handle", data, CALL_GRACE_S, CALL_S)
+                await self._ask(line, Kind.HANDLE, data, CALL_GRACE_S, CALL_S)
             case CloseHost():
                 await self._close(job, node, data)
             case _:
-                await self._ask(await self._attach(job, node), "handle", data, CALL_GRACE_S, CALL_S)
+                await self._ask(await self._attach(job, node), Kind.HANDLE, data, CALL_GRACE_S, CALL_S)
 
     async def poll(
         self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float
     ) -> tuple[Envelope, ...]:
         line = await self._attach(job, node)
         data = codec.dumps(Poll(term=term, after=after, acked=acked, wait_s=wait_s))
-        return (await self._ask(line, "poll", data, wait_s + POLL_GRACE_S, wait_s + BUSY_S)).envelopes
+        return (await self._ask(line, Kind.POLL, data, wait_s + POLL_GRACE_S, wait_s + BUSY_S)).envelopes
 
     async def _open(self, job: JobId, node: NodeId, request: OpenHost) -> _Line:
         """The host with this name, made where there is none."""
@@ -235,8 +235,8 @@ class RayCluster:
             return None
 
     async def _watch(self, job: JobId, node: NodeId, actor: Any, timeout_s: float) -> _Line:
-        pulse = codec.loads(Pulse, await self._answer(actor.pulse.remote(), None, timeout_s, timeout_s))
-        line = _Line(actor, Lifeline(pulse))
+        place = codec.loads(Place, await self._result(actor.place.remote(), timeout_s))
+        line = _Line(actor, HostLink(place))
         self._lines[job, node] = line
         return line
 
@@ -248,7 +248,7 @@ class RayCluster:
             self._forget(job, node)
             return
         try:
-            await self._ask(line, "handle", data, CALL_GRACE_S, CLOSE_S)
+            await self._ask(line, Kind.HANDLE, data, CALL_GRACE_S, CLOSE_S)
         except HostGone:
             self._forget(job, node)
             return
@@ -262,31 +262,36 @@ class RayCluster:
 
     def _forget(self, job: JobId, node: NodeId) -> None:
         if (line := self._lines.pop((job, node), None)) is not None:
-            line.life.close()
+            line.link.close()
 
     # --- answers ----------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, line: _Line, method: str, data: bytes, grace_s: float, timeout_s: float) -> Reply:
+    async def _ask(self, line: _Line, kind: Kind, data: bytes, grace_s: float, timeout_s: float) -> Reply:
         """Waits for grace_s where the host's machine is silent, and for timeout_s where it is not."""
-        if line.gone.done():
-            raise HostGone(line.gone.result())
-        if line.is_silent:  # what would be sent now would wait on its way, behind what waits there already
-            raise HostUnreachable(_silence(line))
-        answer = await self._answer(getattr(line.actor, method).remote(data), line, grace_s, timeout_s)
-        reply = read(Reply, answer)
+        answer = asyncio.ensure_future(line.link.ask(kind, data))
+        until = asyncio.get_running_loop().time() + timeout_s
+        waited: set[asyncio.Future[Any]] = {answer, line.gone}
+        try:
+            done, _ = await asyncio.wait(waited, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+            while not done and not line.is_silent and asyncio.get_running_loop().time() < until:
+                done, _ = await asyncio.wait(waited, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                reply = read(Reply, answer.result())
+            elif line.gone.done():
+                raise HostGone(line.gone.result())
+            else:
+                raise HostUnreachable(_silence(line) if line.is_silent else f"no answer within {timeout_s:g} s")
+        finally:
+            answer.cancel()
         raise_for(reply)
         return reply
 
-    async def _answer(self, reference: Any, line: _Line | None, grace_s: float, timeout_s: float) -> bytes:
-        """A method's answer, or the first thing that makes waiting for it pointless."""
+    async def _result(self, reference: Any, timeout_s: float) -> bytes:
+        """What a call of Ray's returns."""
         errors = _ray().exceptions
-        answer = asyncio.ensure_future(_result(reference))
-        waited: set[asyncio.Future[Any]] = {answer} if line is None else {answer, line.gone}
-        until = asyncio.get_running_loop().time() + timeout_s
+        answer = asyncio.ensure_future(_awaited(reference))
         try:
-            done, _ = await asyncio.wait(waited, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
-            while not done and not (line and line.is_silent) and asyncio.get_running_loop().time() < until:
-                done, _ = await asyncio.wait(waited, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer}, timeout=timeout_s)
             if answer.done():
                 return answer.result()
         except (errors.ActorDiedError, errors.ActorUnschedulableError) as error:
@@ -295,9 +300,7 @@ class RayCluster:
             raise HostUnreachable(_first_line(error)) from error
         finally:
             answer.cancel()
-        if line is not None and line.gone.done():
-            raise HostGone(line.gone.result())
-        raise HostUnreachable(_silence(line) if line and line.is_silent else f"no answer within {timeout_s:g} s")
+        raise HostUnreachable(f"Ray did not answer within {timeout_s:g} s")
 
     async def _in_thread(self, work: Callable[[], T], timeout_s: float) -> T:
         """A blocking call of Ray's. Its thread may outlive the wait."""
@@ -333,7 +336,7 @@ def _forget_token() -> None:
 
 
 def _silence(line: _Line) -> str:
-    return f"its machine has acknowledged nothing for {line.life.silent_s:.1f} s"
+    return f"its machine has acknowledged nothing for {line.link.silent_s:.1f} s"
 
 
 def actor_name(job: JobId, node: NodeId) -> str:
@@ -359,7 +362,7 @@ def _node_table() -> tuple[_Raylet, ...]:
     return tuple(found)
 
 
-async def _result(reference: Awaitable[bytes]) -> bytes:
+async def _awaited(reference: Awaitable[bytes]) -> bytes:
     return await reference
 
 

@@ -1,23 +1,22 @@
-"""The Ray actor on a node: worker.host.Host behind two calls of bytes, and a socket that is open for as long as it lives.
+"""The Ray actor on a node: it places worker.host.Host there, says where that listens, and lives for as long as it.
 
-The socket is how a supervisor on another machine learns within a millisecond that this process has ended, which Ray tells
-at once only while the node's raylet lives.
+Requests and polls come over the host's own socket (host_server.py), so neither they nor the news of its end depend on the
+node's raylet once the actor runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 
 from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError, StaleTerm
 from worker.host import Host
 
-from .host_wire import Call, Poll, Pulse, Reply, read
+from .host_server import HostServer
+from .host_wire import Call, Kind, Place, Poll, Reply, read
 
-MAX_CONCURRENCY = 64
-"""Polls and calls under way at once, abandoned ones included."""
+MAX_CONCURRENCY = 8
+"""Supervisors that ask where it listens, at once."""
 
 
 class RayHost:
@@ -26,52 +25,35 @@ class RayHost:
     def __init__(self, address: str) -> None:
         self._address = address
         self._host: Host | None = None
-        self._pulse: Pulse | None = None
-        self._server: asyncio.Server | None = None
+        self._server = HostServer(address, {Kind.HANDLE: self._handle, Kind.POLL: self._poll})
+        self._place: Place | None = None
         self._opening = asyncio.Lock()
 
-    async def pulse(self) -> bytes:
+    async def place(self) -> bytes:
         async with self._opening:
-            if self._pulse is None:
-                self._server = await asyncio.start_server(self._hold, self._address, 0)
-                port = self._server.sockets[0].getsockname()[1]
-                self._pulse = Pulse(address=self._address, port=port, greeting=secrets.token_hex(16), pid=os.getpid())
-        return codec.dumps(self._pulse)
+            if self._place is None:
+                self._host = Host(self._address)  # on the actor's loop, which is not there yet when the actor is made
+                self._place = await self._server.start()
+        return codec.dumps(self._place)
 
-    async def handle(self, data: bytes) -> bytes:
+    async def _handle(self, data: bytes) -> bytes:
+        assert self._host is not None
         try:
             call = read(Call, data)
-            await self._the_host().handle(call.term, call.effect, call.request)
+            await self._host.handle(call.term, call.effect, call.request)
         except StaleTerm as error:
             return codec.dumps(Reply(stale=str(error)))
         except EverstepError as error:
             return codec.dumps(Reply(refused=str(error)))
         return codec.dumps(Reply())
 
-    async def poll(self, data: bytes) -> bytes:
+    async def _poll(self, data: bytes) -> bytes:
+        assert self._host is not None
         try:
             poll = read(Poll, data)
-            envelopes, _ = await self._the_host().poll(poll.term, poll.after, poll.wait_s, poll.acked)
+            envelopes, _ = await self._host.poll(poll.term, poll.after, poll.wait_s, poll.acked)
         except StaleTerm as error:
             return codec.dumps(Reply(stale=str(error)))
         except EverstepError as error:
             return codec.dumps(Reply(refused=str(error)))
         return codec.dumps(Reply(envelopes=envelopes))
-
-    def _the_host(self) -> Host:
-        """Made on the actor's loop, which is not there yet when the actor is made."""
-        if self._host is None:
-            self._host = Host(self._address)
-        return self._host
-
-    async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert self._pulse is not None
-        writer.write(self._pulse.greeting.encode())
-        try:
-            await writer.drain()
-            while await reader.read(1 << 10):
-                pass  # a sign of life; it is our kernel that answers
-        except OSError:
-            pass
-        finally:
-            writer.close()

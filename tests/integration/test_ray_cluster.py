@@ -309,8 +309,8 @@ def test_idle_cluster_costs_little(nodes: LocalNodes) -> None:
 def host_pid(cluster: RayCluster, job: JobId, node: NodeId) -> int:
     import ray
 
-    from orchestrator.adapters.host_wire import Pulse
+    from orchestrator.adapters.host_wire import Place
     from orchestrator.domain import codec
 
     line = cluster._lines[job, node]
-    return codec.loads(Pulse, ray.get(line.actor.pulse.remote())).pid
+    return codec.loads(Place, ray.get(line.actor.place.remote())).pid
