@@ -63,7 +63,7 @@ class HostLink:
         return self._loop.time() - self._acknowledged_at
 
     async def ask(self, kind: Kind, data: bytes) -> bytes:
-        """The answer, whenever it comes. Raises HostUnreachable where it went with its connection: it may be asked again."""
+        """The answer, whenever it comes. Raises HostUnreachable where it went with its connection; ask again."""
         await self._connected.wait()
         assert self._writer is not None
         number = next(self._numbers)
