@@ -79,7 +79,7 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
             if closing.settlement is None:
                 if state.is_patient:
                     found[f"patience:{closing.generation}"] = PATIENCE_S
-                elif has_left(closing, state.lost):
+                elif has_left(record, closing, state.lost):
                     found[f"settle:{closing.generation}"] = record.spec.recovery.killed_after_s + REPORT_MARGIN_S
                 else:
                     found.update(_isolated(record, closing.generation))
@@ -120,9 +120,13 @@ def _join(record: JobRecord, join: Join) -> dict[str, float]:
     return {f"join_copy:{join.generation}": JOIN_S} if join.begun else {f"join_prepare:{join.generation}": PREPARE_S}
 
 
-def has_left(closing: Closing, lost: frozenset[Device]) -> bool:
-    """Whether a rank of the closing generation is known to have left it: from then on no later step of it can pass."""
-    return bool(closing.reports or lost)
+def has_left(record: JobRecord, closing: Closing, lost: frozenset[Device]) -> bool:
+    """Whether a rank of the closing generation is known to have left it: from then on no later step of it can pass.
+
+    What newcomers and idle donors say is no evidence: they have no vote in it.
+    """
+    plan = record.plans.get(closing.generation)
+    return any(plan is None or device in plan.seat_of for device in (*closing.reports, *lost))
 
 
 def _retry(record: JobRecord, generation: Generation) -> dict[str, float]:

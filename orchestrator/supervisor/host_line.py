@@ -96,6 +96,8 @@ class HostLine:
                 # Repeating it would be refused again; what was asked for stays undone, and its deadline tells the kernel.
                 log.error("host_refused", node=self._node, request=type(message).__name__, error=str(error))
             else:
+                if is_silent:  # its polls may never have failed
+                    self._tell(HostHeard(job=self._job, node=self._node), urgent=False)
                 if isinstance(request, OpenHost):
                     self._opened.set()
             if isinstance(request, CloseHost):

@@ -364,6 +364,9 @@ def test_a_resize_is_not_settled_before_a_rank_has_left() -> None:
     assert list(deadlines(grown.record)) == ["isolated:2"], "no rank is known to have left, so steps may still pass"
     grown.tell(DeadlinePassed(job=JOB, key="settle:2"))
     assert reforming(grown).closing.settlement is None
+    newcomers = reforming(grown).closing.awaited - set(grown.record.plans[Generation(2)].devices)
+    grown.reports(*(a_report(device, generation=2, held=None) for device in newcomers))
+    assert newcomers and list(deadlines(grown.record)) == ["isolated:2"], "who has no vote in it proves nothing"
     grown.reports(a_report(grown.device(0), generation=2, voted=4, passed=4, held=4))
     assert "settle:2" in deadlines(grown.record)
 
