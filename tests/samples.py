@@ -408,5 +408,5 @@ JOINS: tuple[BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | Ra
     replace(SETTLEMENT, arrived=((D2, (MOVE.interval,)),)),
 )
 HEARD = (HostHeard(job=JOB, node=NODE),)
-ENDINGS: tuple[HostEvent, ...] = (RankEnding(device=D2, pid=7),)
+ENDINGS: tuple[HostEvent, ...] = (RankEnding(device=D2, pid=7, report=DEAD),)
 LATER: tuple[object, ...] = (*ENDINGS, *FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)

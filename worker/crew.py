@@ -59,6 +59,8 @@ class Crew:
     ) -> None:
         self._address = address
         self._log_dir = Path(order.log_dir)
+        self._keeps_memory = order.spec.train.device == "cuda"
+        """What ends holds its device's memory until it is gone, and a successor may not fit beside it."""
         self._tell = tell
         self._heard = heard
         self._spawned = spawned
@@ -219,8 +221,12 @@ class Crew:
                 if seat and seat.is_living and seat.is_forked and (seat.stands_by or request.stand_by is None)
             }
             # The end of a device's last process is told before its successor is: a supervisor knows one process a device.
-            buried = all(self._at.get(seat.device) is seat for seat in self._seats.values() if seat.device in seats)
-            if len(ready) == len(seats) and buried:
+            told = all(
+                self._at.get(seat.device) is seat or (seat.is_ending and not self._keeps_memory)
+                for seat in self._seats.values()
+                if seat.device in seats
+            )
+            if len(ready) == len(seats) and told:
                 self._preparations.remove(preparation)
                 self._tell(
                     SeatsPrepared(
@@ -234,9 +240,12 @@ class Crew:
 
     def _rank_ending(self, seat: Seat) -> None:
         """Its device can be forked for and its peers can leave while the kernel takes its memory apart."""
-        if seat.is_living and seat.number in self._seats:
+        if not seat.is_living or seat.number not in self._seats:
+            return
+        self._rank_speaks(seat)  # what it said before it ended comes before its end
+        if not seat.raised:  # then its exit code is part of the verdict
             seat.is_ending = True
-            self._tell(RankEnding(device=seat.device, pid=seat.pid))
+            self._tell(RankEnding(device=seat.device, pid=seat.pid, report=seat.last_report("its end has begun")))
 
     def _rank_gone(self, seat: Seat) -> None:
         loop = asyncio.get_running_loop()

@@ -112,7 +112,7 @@ class Seat:
             device=self.device,
             pid=self.pid,
             exit_code=exit_code,
-            report=self._last_report(message),
+            report=self.last_report(message),
             message=message,
             log_tail=() if exit_code == -signal.SIGKILL else tail(self.log, since=self.log_start),
             fault_point=self.page.fault(),
@@ -121,7 +121,8 @@ class Seat:
             stack=self.stack,
         )
 
-    def _last_report(self, cause: str) -> RankReport:
+    def last_report(self, cause: str) -> RankReport:
+        """Read from its page, once it has ended."""
         # Until it has reported, its last word is owed to the generation it trains, even if the next one is being prepared.
         owes = self.formed > self.reported
         generation = self.formed if owes else max(self.prepared, self.formed, self.reported)

@@ -339,6 +339,8 @@ class JobRecord:
     avoided: frozenset[NodeId] = frozenset()
     """Nodes not to plan with for now: their host was given up and is being closed, or could not be started."""
     pids: Mapping[Device, int] = field(default_factory=dict)
+    ending: Mapping[Device, int] = field(default_factory=dict)
+    """Processes that are known to have ended, and not yet how."""
     listeners: Mapping[Device, str] = field(default_factory=dict)
     """host:port of each of these processes, for as long as it lives."""
     spares: Mapping[NodeId, Spare] = field(default_factory=dict)

@@ -224,10 +224,14 @@ class RankReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnding:
-    """A rank has left for good and its kernel is taking it apart; RankExited follows and says how it ended."""
+    """A rank has left for good and its kernel is taking it apart; RankExited follows and says how it ended.
+
+    report: read from its progress page, on which nobody writes any more.
+    """
 
     device: Device
     pid: int
+    report: RankReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

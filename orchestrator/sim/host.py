@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 from orchestrator.domain.checkpoint import ShardRef
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.faults import FaultKind
-from orchestrator.domain.generation import Answer
+from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.protocol import (
     BeginJoin,
@@ -277,16 +277,18 @@ class SimHost:
             self._soon(0.005, 0.03, lambda: self._bury(rank))
 
     def _ending(self, rank: SimRank) -> None:
-        if self.ranks.get(rank.device) is rank:
-            self._say(RankEnding(device=rank.device, pid=rank.pid))
+        if self.ranks.get(rank.device) is rank and not rank.raised:
+            self._say(RankEnding(device=rank.device, pid=rank.pid, report=self._last_report(rank)))
+
+    def _last_report(self, rank: SimRank) -> RankReport:
+        owes = rank.session_of > rank.reported
+        return rank.last_report(rank.session_of if owes else max(rank.session_of, rank.reported, rank.born))
 
     def _bury(self, rank: SimRank) -> None:
         if self.ranks.get(rank.device) is not rank:
             return
         del self.ranks[rank.device]
-        owes = rank.session_of > rank.reported
-        generation = rank.session_of if owes else max(rank.session_of, rank.reported, rank.born)
-        report = rank.last_report(generation)
+        report = self._last_report(rank)
         code = 1 if rank.raised else -9
         self._say(
             RankExited(

@@ -152,6 +152,7 @@ class Draft:
             unreachable=self.record.unreachable - {node},
             spares={spare: found for spare, found in self.record.spares.items() if spare != node},
             pids={device: pid for device, pid in self.record.pids.items() if device.node != node},
+            ending={device: pid for device, pid in self.record.ending.items() if device.node != node},
             listeners={device: at for device, at in self.record.listeners.items() if device.node != node},
             outbox={i: e for i, e in self.record.outbox.items() if not (isinstance(e, CallHost) and e.node == node)},
         )

@@ -5,9 +5,10 @@ Late and repeated news is sorted out here: an earlier process's end, a host that
 
 from __future__ import annotations
 
+import signal
 from typing import assert_never
 
-from orchestrator.detection.classify import exit_fault, host_failure, host_fault
+from orchestrator.detection.classify import ending_fault, exit_fault, host_failure, host_fault
 from orchestrator.domain.events import Contact, HostLost, HostSaid
 from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import Cause, Failed, Fault, Reforming, Starting, Stopping
@@ -42,7 +43,7 @@ from .joining import (
     newcomers_prepared,
     stop_now,
 )
-from .losing import host_lost, rank_ending, rank_exited
+from .losing import end_explained, host_lost, rank_exited
 from .reforming import begin_reform
 from .reporting import ask_for_patience, dispensable_suspects, give_up_silent, give_up_waiting, rank_reported
 from .sparing import give_up_slow_spares, spare_exited, spare_prepared
@@ -68,7 +69,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             rank_reported(draft, report)
             _give_up_suspects(draft)
         case RankEnding():
-            rank_ending(draft, said.event)
+            _rank_ending(draft, said.event)
         case RankExited():
             _rank_exited(draft, said.event)
         case RankReady(device=device, generation=generation, phases=phases):
@@ -109,7 +110,23 @@ def contact_restored(draft: Draft, node: NodeId) -> None:
         host_answers(draft)
 
 
+def _rank_ending(draft: Draft, ending: RankEnding) -> None:
+    """Everything that a rank's end leads to begins; how it ended is told by the one event that may still explain it."""
+    device = ending.device
+    if draft.record.pids.get(device) != ending.pid:
+        return
+    draft.set(ending={**draft.record.ending, device: ending.pid})
+    exited = RankExited(device=device, pid=ending.pid, exit_code=-signal.SIGKILL, report=ending.report)
+    if not spare_exited(draft, exited):
+        rank_exited(draft, exited, ending_fault(device, draft.now))
+        newcomer_lost(draft, device, "its process has ended")
+
+
 def _rank_exited(draft: Draft, exited: RankExited) -> None:
+    if draft.record.ending.get(exited.device) == exited.pid:
+        draft.set(ending={d: pid for d, pid in draft.record.ending.items() if d != exited.device})
+        _end_explained(draft, exited)
+        return
     if draft.record.pids.get(exited.device) != exited.pid:
         return  # an earlier process on that device
     if spare_exited(draft, exited):
@@ -119,6 +136,14 @@ def _rank_exited(draft: Draft, exited: RankExited) -> None:
     fault = exit_fault(exited, draft.now)
     rank_exited(draft, exited, fault)
     newcomer_lost(draft, exited.device, exited.message or f"exit code {exited.exit_code}")
+    fault_seen(draft, fault, fault.devices)
+
+
+def _end_explained(draft: Draft, exited: RankExited) -> None:
+    if exited.stack and draft.incident and exited.device in draft.incident.fault.devices:
+        draft.update_incident(stack=exited.stack)
+    fault = exit_fault(exited, draft.now)
+    end_explained(draft, exited, fault)
     fault_seen(draft, fault, fault.devices)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orchestrator.detection.classify import ending_fault
 from orchestrator.domain.generation import RankReport
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Cause, Fault, Queued, Reforming, Running, Starting
-from orchestrator.domain.protocol import CloseHost, RankEnding, RankExited
+from orchestrator.domain.protocol import CloseHost, RankExited
 
 from .charging import charge, recharge
 from .doubting import accuse, found_fault
@@ -22,14 +21,6 @@ from .forming import at_work, current_forming, prepare_again
 from .laddering import climb
 from .reforming import begin_reform
 from .settling import try_settle
-
-
-def rank_ending(draft: Draft, ending: RankEnding) -> None:
-    """A rank has left for good; what it knew comes with its exit. Peers leave, and a successor is forked, meanwhile."""
-    state, device = draft.state, ending.device
-    if isinstance(state, Running) and device in state.plan.seat_of and draft.record.pids.get(device) == ending.pid:
-        gone = frozenset({device})
-        begin_reform(draft, ending_fault(device, draft.now), lost=gone, owed=gone)
 
 
 def rank_exited(draft: Draft, exited: RankExited, fault: Fault) -> None:
@@ -49,12 +40,23 @@ def rank_exited(draft: Draft, exited: RankExited, fault: Fault) -> None:
             _fork_again(draft, exited, fault)
     elif isinstance(state, Reforming):
         _explain(draft, fault, gone, exited)
-        is_announced = device in state.lost & state.closing.awaited  # and forked again already
         if isinstance(draft.state, Reforming) and not _lose(draft, gone, said, fault, exited):
             doubt(draft, exited.report)
-            if not is_announced:
-                _fork_again(draft, exited, fault)
+            _fork_again(draft, exited, fault)
             try_settle(draft)
+
+
+def end_explained(draft: Draft, exited: RankExited, fault: Fault) -> None:
+    """How a rank ended whose end was acted on already."""
+    incident, state, known = draft.incident, draft.state, fault
+    if incident is not None and incident.fault.cause is Cause.LINK_LOST and exited.device in incident.fault.devices:
+        known = replace(fault, at=min(fault.at, incident.fault.at))
+        draft.update_incident(fault=known)
+        if isinstance(state, Reforming) and state.fault == incident.fault:
+            draft.become(replace(state, fault=known))
+    elif not fault.signature:
+        return  # what is known already explains it
+    recharge(draft, known, exited.report.generation, exited)
 
 
 def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) -> None:

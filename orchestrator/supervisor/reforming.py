@@ -26,15 +26,14 @@ def begin_reform(
     fault: Fault,
     *,
     lost: frozenset[Device] = frozenset(),
-    owed: frozenset[Device] = frozenset(),
     reports: Mapping[Device, RankReport] | None = None,
     target: Plan | None = None,
     exited: RankExited | None = None,
 ) -> None:
     """Close what runs or forms now.
 
-    lost: have no process any more; owed: of those, whose last word is still to come. target: the next plan where it is
-    known already. exited: the end of a rank that is the reason, for the verdict where it is one too many.
+    lost: have no process any more. target: the next plan where it is known already. exited: the end of a rank that is
+    the reason, for the verdict where it is one too many.
     """
     state = draft.state
     assert isinstance(state, Running | Starting | Reforming)
@@ -47,7 +46,7 @@ def begin_reform(
     said = {d: r for d, r in (reports or {}).items() if r.generation == generation}
     newcomers = _newcomers(draft) if target is not None else frozenset()
     members = members - _prepared(draft) | newcomers
-    closing = Closing(generation=generation, awaited=members - (lost - owed) - set(said), reports=said)
+    closing = Closing(generation=generation, awaited=members - lost - set(said), reports=said)
     reforming = Reforming(
         fault=fault,
         closing=closing,
