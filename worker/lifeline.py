@@ -15,6 +15,7 @@ import mmap
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from .page.layout import LIFELINE_AT, LIFELINE_BYTES
 
@@ -26,8 +27,12 @@ class Lifeline:
     """One side of it, mapped for itself, since who waits for a mutex may not lose its memory. fd: the page's memfd."""
 
     def __init__(self, fd: int) -> None:
-        self._memory = mmap.mmap(fd, mmap.PAGESIZE)
-        self._mutex = ctypes.byref(ctypes.c_char.from_buffer(self._memory, LIFELINE_AT))
+        memory = mmap.mmap(fd, mmap.PAGESIZE)
+        self._mutex: Any = ctypes.byref(ctypes.c_char.from_buffer(memory, LIFELINE_AT))  # keeps what is mapped
+
+    def close(self) -> None:
+        """Let go of the page, as soon as nobody waits on it."""
+        self._mutex = None
 
     def make(self) -> None:
         """Host's side, before anybody else has the page."""
@@ -46,13 +51,14 @@ class Lifeline:
     def watch(self, ended: Callable[[], None]) -> None:
         """Host's side, once it is held: `ended` is called on the running loop as soon as the rank's end has begun."""
         loop = asyncio.get_running_loop()
-        threading.Thread(target=self._wait, args=(loop, ended), name="lifeline", daemon=True).start()
+        threading.Thread(target=_wait, args=(self._mutex, loop, ended), name="lifeline", daemon=True).start()
 
-    def _wait(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
-        # A thread for each rank, because there is no descriptor for this; it sleeps in the kernel and needs no interpreter.
-        if _LIBC.pthread_mutex_lock(self._mutex) == errno.EOWNERDEAD:
-            with suppress(RuntimeError):  # the loop has been closed: nobody wants to know any more
-                loop.call_soon_threadsafe(ended)
+
+def _wait(mutex: Any, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
+    # A thread for each rank, because there is no descriptor for this; it sleeps in the kernel and needs no interpreter.
+    if _LIBC.pthread_mutex_lock(mutex) == errno.EOWNERDEAD:
+        with suppress(RuntimeError):  # the loop has been closed: nobody wants to know any more
+            loop.call_soon_threadsafe(ended)
 
 
 _held: list[Lifeline] = []

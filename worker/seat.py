@@ -102,6 +102,7 @@ class Seat:
         self.closed_fds = True
         self.channel.close()
         self.page.close()
+        self.lifeline.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
 
