@@ -176,7 +176,7 @@ def _give_up_suspects(draft: Draft) -> None:
 
 
 def _host_seen_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool) -> None:
-    had = [device for device in draft.record.pids if device.node == node]
+    had = [device for device in {**draft.record.pids, **draft.record.ending} if device.node == node]
     host_lost(draft, node, fault, is_gone)
     fault_seen(draft, fault, had)
 

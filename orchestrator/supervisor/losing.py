@@ -63,7 +63,8 @@ def host_lost(draft: Draft, node: NodeId, fault: Fault, is_gone: bool = True) ->
     """A host's process is known to have ended, and its ranks with it; or it is given up, and closed once reached."""
     if not isinstance(draft.state, Queued | Running | Starting | Reforming):
         return  # the job ended with an earlier one
-    had = frozenset(device for device in draft.record.pids if device.node == node) - draft.spare_devices
+    processes = {*draft.record.pids, *draft.record.ending}
+    had = frozenset(device for device in processes if device.node == node) - draft.spare_devices
     if node in draft.record.spares:
         draft.say("spare_lost", f"{node} stood by and is lost: {fault.message}", node=node)
     if not is_gone or node not in draft.record.warm:
