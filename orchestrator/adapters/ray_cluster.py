@@ -43,7 +43,7 @@ OPEN_S = 60.0
 CLOSE_S = 15.0
 POLL_GRACE_S = 0.3
 """Beyond the wait that was asked for, where the host's machine does not answer either."""
-BUSY_S = 2.5
+BUSY_S = 1.5
 """The same where its machine does answer: it has much to do, or the process is stuck."""
 SILENCE_S = 0.8
 """A machine that has acknowledged nothing for so long does not answer; two packets in a row may be lost."""
