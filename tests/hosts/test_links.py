@@ -19,7 +19,7 @@ from .machines import Machines
 from .rig import ROOT
 
 pytestmark = pytest.mark.timeout(240)
-by_hand = pytest.mark.skip(reason="works by hand (10 s, power) or not yet (60 s, one way, slow copy); not reliable as a test so far")
+by_hand = pytest.mark.skip(reason="works by hand (10 s, power), or not yet; no reliable test so far")
 
 
 def new_incidents(job: TinyJob, before: JobView) -> tuple[IncidentView, ...]:
