@@ -256,8 +256,11 @@ class RayCluster:
             raise
         except EverstepError as error:
             log.warning("host_refused_to_close", job=job, node=node, error=str(error))
-        await self._in_thread(lambda: _ray().kill(line.actor, no_restart=True), CALL_S)
-        await asyncio.wait({line.gone}, timeout=CALL_S)
+        else:
+            await asyncio.wait({line.gone}, timeout=CALL_S)
+        if not line.gone.done():
+            await self._in_thread(lambda: _ray().kill(line.actor, no_restart=True), CALL_S)
+            await asyncio.wait({line.gone}, timeout=CALL_S)
         self._forget(job, node)
 
     def _forget(self, job: JobId, node: NodeId) -> None:
