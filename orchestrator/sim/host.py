@@ -52,7 +52,7 @@ FLUSH_S = 0.2
 LAST_WORDS_LOST = 0.5
 BROKEN = 0.2
 """How often a device that is tested turns out to be."""
-GRACE_S = 60.0
+GRACE_S = FORSAKEN_S = 60.0
 WATCH_S = 5.0
 
 
@@ -396,3 +396,5 @@ class SimHost:
         if (0 < allowed < silent_s) or (silent_s > GRACE_S and still_s > GRACE_S):
             for _, rank in sorted(self.ranks.items()):
                 self.kill(rank)
+        if 0 < allowed < silent_s - FORSAKEN_S:
+            self.end()
