@@ -99,6 +99,7 @@ class Trainer:
         data.gather()
         gathered = perf_counter()
         self._copies = Copies(session, self._spec.recovery)
+        self._copies.note(held)
         self._stint = Stint(
             spec=self._spec,
             stage=stage,

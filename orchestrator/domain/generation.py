@@ -48,7 +48,7 @@ class Disagrees:
     """What this rank has of something differs, to the bit, from what `rank` has of the same: one of the two is wrong.
 
     state: an interval that one owns and the other mirrors. gradient: of a micro-batch that both computed. memory: `rank` is
-    this rank itself, and what it holds is no longer what it agreed on after the step it holds.
+    this rank itself, and what it holds is no longer what its last update made.
     """
 
     rank: Rank

@@ -4,7 +4,7 @@
 |--------------------|----------------------|------------------|-------------------------------|
 | state disagrees    | closed               | the checkpoint   | owner and mirror              |
 | gradient disagrees | closed, step not made| memory           | both who computed it          |
-| memory changed     | closed already       | other holders    | the rank's own device         |
+| memory changed     | closed, step not made| other holders    | the rank's own device         |
 | not finite         | closed, step not made| memory, once     | nobody; the second time: verdict |
 """
 
@@ -20,7 +20,7 @@ from .draft import Draft
 _SAYS = {
     "state": "{owner} and its mirror {mirror} hold different bits of the same interval",
     "gradient": "{owner} and {mirror} computed different gradients from the same micro-batch",
-    "memory": "{owner} no longer holds the bits that it had agreed on",
+    "memory": "{owner} no longer holds the bits that its last update made",
 }
 
 
