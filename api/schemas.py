@@ -128,6 +128,8 @@ class ParallelSection(Request):
 class CheckpointSection(Request):
     every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "every")
     keep_last: Annotated[Whole, Field(ge=1, le=1000)] = _default(CheckpointSpec, "keep_last")
+    keep_every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "keep_every")
+    keep_best: Annotated[Whole, Field(ge=0, le=1000)] = _default(CheckpointSpec, "keep_best")
 
 
 class RecoverySection(Request):

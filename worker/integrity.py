@@ -27,7 +27,6 @@ from .parallel.data import Session
 from .state.buffers import Buffers
 from .state.holdings import Holdings
 
-
 _HALF = 1 << 32
 
 
@@ -71,8 +70,8 @@ class Copies:
     def agree(self, total: torch.Tensor, held: Holdings, step: Step) -> bool:
         """Whether everybody's ballots say that all memory is what it was; where not, `step` is not to be committed.
 
-        All ranks see the same. Who is to blame, as far as one can tell, raises Corrupted and leaves; the others run the step
-        again until they are told. Raises Aborted, PeerLost.
+        All ranks see the same. Who is to blame, as far as one can tell, raises Corrupted and leaves; the others run the
+        step again until they are told. Raises Aborted, PeerLost.
         """
         num_changed, *differences = total.tolist()
         if not num_changed and not any(differences):

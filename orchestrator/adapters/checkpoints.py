@@ -1,16 +1,21 @@
-"""Committing checkpoints to the folder every node sees: the manifest last, then the old ones go."""
+"""Checkpoints in the folder every node sees: the manifest last, later what is known since; then the old ones go."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from pathlib import Path
 
 from orchestrator.domain import codec
 from orchestrator.domain.checkpoint import CheckpointRef
-from orchestrator.domain.effects import CommitCheckpoint
+from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, OnDisk, PruneCheckpoints
+from orchestrator.domain.ids import JobId
 
 from . import manifest
+
+SINCE = "since.json"
+"""Beside the manifest: what is known of a checkpoint since it was committed."""
 
 
 class FolderCheckpoints:
@@ -22,15 +27,29 @@ class FolderCheckpoints:
     async def commit(self, effect: CommitCheckpoint) -> CheckpointRef:
         return await asyncio.to_thread(self._commit, effect)
 
+    async def keep_house(self, effect: OnDisk) -> None:
+        match effect:
+            case NoteCheckpoint(checkpoint=checkpoint):
+                await asyncio.to_thread(note, checkpoint)
+            case PruneCheckpoints(job=job, keep=keep):
+                kept = [Path(one.path) for one in keep]
+                await asyncio.to_thread(manifest.prune, self._folder(job), 1, kept)
+
+    def _folder(self, job: JobId) -> Path:
+        return Path(self._root) / "jobs" / job / "checkpoints"
+
     def _commit(self, effect: CommitCheckpoint) -> CheckpointRef:
-        folder = Path(self._root) / "jobs" / effect.job / "checkpoints"
-        reference = manifest.commit(
-            folder / manifest.directory_name(effect.step, effect.generation),
+        return manifest.commit(
+            self._folder(effect.job) / manifest.directory_name(effect.step, effect.generation),
             effect.step,
             effect.generation,
             hashlib.sha256(codec.dumps(effect.spec)).hexdigest(),
             effect.spec.train.seed,
             effect.shards,
         )
-        manifest.prune(folder, effect.spec.checkpoint.keep_last)
-        return reference
+
+
+def note(checkpoint: CheckpointRef) -> None:
+    """Raises OSError."""
+    body = {"step": checkpoint.step, "bits": checkpoint.bits, "after": list(checkpoint.after)}
+    manifest.write_durably(Path(checkpoint.path) / SINCE, json.dumps(body).encode())

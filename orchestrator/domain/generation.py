@@ -63,7 +63,16 @@ class NotFinite:
     micro_batches: tuple[int, ...]
 
 
-Finding: TypeAlias = Disagrees | NotFinite
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """The checkpoint of this step that training was to be restored from is not what was written, or is not all there."""
+
+    step: Step
+    generation: Generation
+    """Whose it is."""
+
+
+Finding: TypeAlias = Disagrees | NotFinite | Unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

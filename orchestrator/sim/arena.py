@@ -150,7 +150,7 @@ class Arena:
         restore = self.form.restore
         for device in self.members:
             self.here[device].settle(restore)
-        if isinstance(restore, FromCheckpoint) and restore.checkpoint not in self.world.checkpoints[self.job]:
+        if isinstance(restore, FromCheckpoint) and restore.checkpoint.path not in self.world.paths(self.job):
             raise Violation(f"generation {self.generation} restores from {restore.checkpoint}, which was never committed")
         if isinstance(restore, FromMemory):
             self._check_moves(restore)
@@ -273,7 +273,7 @@ class Arena:
             self._each(BLINK_S, lambda rank: rank.leave(None, f"step {step} gave micro-batch 0: loss nan", found), _nothing)
             return
         if any(self._differs(mirror) for mirror in self.mirrored):
-            self._each(BLINK_S, self._check_copy, _nothing)
+            self._each(BLINK_S, self._look_at_copy, _nothing)
             return
         self.world.checker.vote_completed(self, step)
         answer = self._answer(step)
@@ -327,6 +327,9 @@ class Arena:
         rank.note()
         if rank.device in self._hashes:
             self._hashes[rank.device] = rank.noted[2] if rank.noted else frozenset()
+
+    def _look_at_copy(self, rank: SimRank) -> None:
+        self._check_copy(rank)
 
     def _check_copy(self, rank: SimRank) -> bool:
         """Whether it is its owner's to the bit; where not, its rank leaves."""

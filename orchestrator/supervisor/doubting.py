@@ -6,11 +6,12 @@
 | gradient disagrees | closed, step not made| memory           | both who computed it          |
 | memory changed     | closed, step not made| other holders    | the rank's own device         |
 | not finite         | closed, step not made| memory, once     | nobody; the second time: verdict |
+| unreadable         | closed               | an older checkpoint | nobody                        |
 """
 
 from __future__ import annotations
 
-from orchestrator.domain.generation import Disagrees, NotFinite, RankReport
+from orchestrator.domain.generation import Disagrees, NotFinite, RankReport, Unreadable
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.job import Cause, Fault
 from orchestrator.domain.quarantine import Standing
@@ -38,6 +39,9 @@ def found_fault(draft: Draft, report: RankReport, generation: Generation) -> Fau
                 at=draft.now,
                 signature=f"not finite: step {step}, micro-batches {list(numbers)}",
             )
+        case Unreadable(step=step):
+            message = f"the checkpoint of step {step} cannot be restored from: {report.cause}"
+            return Fault(cause=Cause.CHECKPOINT, message=message, at=draft.now, is_external=True)
         case Disagrees() as found:
             accused = _accused(draft, report, found)
             if not accused:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def test_flipped_bits_are_undone_and_accused_devices_come_back_after_their_self_test(tmp_path: Path) -> None:
     """A bit that flips in memory is known by its own rank; an update that comes out wrong only by the two copies."""
-    spec = a_job(steps=40)
+    spec = a_job(steps=100)
     spec = replace(
         spec,
         parallel=ParallelSpec(tp=1, pp=1, dp=2),  # two of four devices: the others take over
@@ -30,7 +30,7 @@ def test_flipped_bits_are_undone_and_accused_devices_come_back_after_their_self_
     asked = {
         3: FaultRequested(fault=FaultKind.NAN, job=JOB, rank=1),
         8: FaultRequested(fault=FaultKind.BIT_FLIP, job=JOB, rank=1, seed=5),
-        25: FaultRequested(fault=FaultKind.BIT_FLIP, job=JOB, rank=0, seed=5, at="in_vote"),
+        18: FaultRequested(fault=FaultKind.BIT_FLIP, job=JOB, rank=0, seed=5, at="in_vote"),
     }
 
     async def scenario() -> None:
