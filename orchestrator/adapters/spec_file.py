@@ -60,7 +60,9 @@ def load(folder: Path, spec_hash: str) -> Kept:
     try:
         body: dict[str, Any] = json.loads(file.read_bytes())
         if body.pop("sha256") != _digest(body) or hashlib.sha256(_plain(body["spec"])).hexdigest() != spec_hash:
-            raise CheckpointCorrupt(f"{file} is not what was written; put back a copy of it, or give the job's spec yourself")
+            raise CheckpointCorrupt(
+                f"{file} is not what was written; put back a copy of it, or give the job's spec yourself"
+            )
         if body["format"] != FORMAT:
             raise CheckpointCorrupt(f"{file} has format {body['format']}, this version reads {FORMAT}; upgrade to read it")
         return Kept(

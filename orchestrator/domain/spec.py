@@ -69,7 +69,7 @@ class CheckpointSpec:
     """Steps between checkpoints; 0 turns them off."""
     keep_last: int = 2
     restore_from: str = ""
-    """Begin with this checkpoint instead of the seed: its folder, or one whose newest is meant. The job goes on at its step."""
+    """Begin with this checkpoint, not the seed: its folder, or one whose newest is meant. The job goes on at its step."""
 
 
 NCCL_ABORT_S = 1.0

@@ -64,7 +64,11 @@ def test_transformers_computes_the_same_logits(tmp_path: Path, model: dict[str, 
     tokens = tokens_of(spec, 0)[0]
     seen: list[tuple[int, int]] = []
     made = export(
-        save(tmp_path / "saved", spec, state), spec, tmp_path / "out", file_bytes=20_000, progress=lambda *at: seen.append(at)
+        save(tmp_path / "saved", spec, state),
+        spec,
+        tmp_path / "out",
+        file_bytes=20_000,
+        progress=lambda *at: seen.append(at),
     )
     assert made.num_files > 1 and (tmp_path / "out" / "model.safetensors.index.json").exists()
     assert seen[0] == (0, made.num_bytes) and seen[-1] == (made.num_bytes, made.num_bytes)

@@ -1,4 +1,4 @@
-"""A checkpoint as another library's model: config.json, the weights in safetensors files of a bounded size, and their index.
+"""A checkpoint as another library's model: config.json, weights in safetensors files of a bounded size, and their index.
 
 It reads weights through the checkpoint reader, so every byte has had its hash checked, whatever plan wrote it, and holds
 one file's worth of them at a time. The folder appears whole or not at all.
@@ -139,15 +139,15 @@ def _write_weights(
     return total
 
 
-def _weights(
-    checkpoint: Path, shapes: Shapes, file: Sequence[ForeignTensor], kind: torch.dtype
-) -> dict[str, torch.Tensor]:
+def _weights(checkpoint: Path, shapes: Shapes, file: Sequence[ForeignTensor], kind: torch.dtype) -> dict[str, torch.Tensor]:
     weights = {}
     wanted = {tensor.line: Interval(tensor.line, 0, prod(shapes[tensor.line])) for tensor in file}
     content = read(checkpoint, list(wanted.values()), kinds=("p",))
     for tensor in file:
         turned = tensor.turn(content[wanted[tensor.line], "p"].view(shapes[tensor.line]))
         if tuple(turned.shape) != tensor.shape:
-            raise Refused(f"{tensor.name} came out as {tuple(turned.shape)}, not {tensor.shape}; see the program's foreign()")
+            raise Refused(
+                f"{tensor.name} came out as {tuple(turned.shape)}, not {tensor.shape}; see the program's foreign()"
+            )
         weights[tensor.name] = turned.to(kind).contiguous()
     return weights

@@ -1,4 +1,4 @@
-"""What a program says of itself for another library: its configuration, and how each of its tensors is called and laid out there.
+"""What a program says of itself for another library: its configuration, and the name and form of each tensor there.
 
 The seam by which programs are exported: one that has a method `foreign` can be. It holds no values, and knows neither where
 those are kept nor how they are written.

@@ -4,7 +4,8 @@
     layer 1..L    blocks
     layer L + 1   final norm and head (its own matrix, or the embedding's where tied)
 
-It satisfies `worker.program.Program` and `worker.checkpoint.foreign.Exportable`, and knows nothing of plans, generations or optimizers.
+It satisfies `worker.program.Program` and `worker.checkpoint.foreign.Exportable`. It knows nothing of plans, generations or
+optimizers.
 """
 
 from __future__ import annotations

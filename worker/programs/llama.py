@@ -91,7 +91,7 @@ def _tensors(settings: Settings) -> Iterator[ForeignTensor]:
 
 def _tokenizer(spec: JobSpec) -> dict[str, bytes]:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    tokenizer = {
+    tokenizer: dict[str, object] = {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": None,
