@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from pathlib import Path
 
-from orchestrator.domain import codec
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, OnDisk, PruneCheckpoints
 from orchestrator.domain.ids import JobId
 
-from . import manifest
+from . import manifest, spec_file
 
 SINCE = "since.json"
 """Beside the manifest: what is known of a checkpoint since it was committed."""
@@ -39,11 +37,14 @@ class FolderCheckpoints:
         return Path(self._root) / "jobs" / job / "checkpoints"
 
     def _commit(self, effect: CommitCheckpoint) -> CheckpointRef:
+        folder = self._folder(effect.job)
+        # First: whoever finds the manifest finds what it is of.
+        spec_file.keep(folder, spec_file.Kept(job=effect.job, spec=effect.spec, profile=effect.profile))
         return manifest.commit(
-            self._folder(effect.job) / manifest.directory_name(effect.step, effect.generation),
+            folder / manifest.directory_name(effect.step, effect.generation),
             effect.step,
             effect.generation,
-            hashlib.sha256(codec.dumps(effect.spec)).hexdigest(),
+            spec_file.hash_of(effect.spec),
             effect.spec.train.seed,
             effect.shards,
         )
