@@ -31,6 +31,8 @@ class FolderCheckpoints:
             hashlib.sha256(codec.dumps(effect.spec)).hexdigest(),
             effect.spec.train.seed,
             effect.shards,
+            spec=effect.spec,
+            profile=effect.profile,
         )
         manifest.prune(folder, effect.spec.checkpoint.keep_last)
         return reference

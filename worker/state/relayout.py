@@ -21,7 +21,7 @@ from orchestrator.domain.layout import Move
 from orchestrator.domain.profile import BLOCK, Interval, Profile
 from orchestrator.domain.spec import JobSpec
 
-from ..checkpoint.reader import read
+from ..checkpoint.reader import Wanted, fill, read
 from ..faultpoints import faultpoint
 from ..parallel.data import Messages, Posted
 from ..program import Program
@@ -61,6 +61,16 @@ def from_seed(holdings: Holdings, program: Program, spec: JobSpec, profile: Prof
 
 def from_checkpoint(holdings: Holdings, path: Path) -> None:
     """Raises CheckpointCorrupt."""
+    if holdings.state.device.type == "cpu":  # where it is wanted, without a copy between
+        rows = tuple(zip(KINDS, holdings.state, strict=True))
+        wanted = [
+            Wanted(piece.interval, kind, row[piece.offset : piece.offset + len(piece.interval)])
+            for piece in holdings.pieces
+            for kind, row in rows
+        ]
+        fill(path, wanted)
+        holdings.note(holdings.intervals)
+        return
     pieces = read(path, holdings.intervals)
     for interval in holdings.intervals:
         holdings.fill(interval, torch.stack([pieces[interval, kind] for kind in KINDS]))
