@@ -35,6 +35,4 @@ class Snapshot:
     def of(holdings: Holdings, generation: Generation, answer: Answer | None = None) -> Snapshot:
         # Row by row: an accelerator has no room for a dense copy.
         state = np.stack([row[: holdings.owned].cpu().numpy() for row in holdings.state])
-        return Snapshot(
-            step=holdings.step, answer=answer, generation=generation, pieces=holdings.owned_pieces, state=state
-        )
+        return Snapshot(step=holdings.step, answer=answer, generation=generation, pieces=holdings.owned_pieces, state=state)
