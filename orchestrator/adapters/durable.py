@@ -81,7 +81,7 @@ def write_new(file: Path, contents: Iterable[Bytes], disk: Disk = DISK) -> None:
     disk.sync_directory(file.parent)
 
 
-def replace_whole(file: Path, content: Bytes, disk: Disk = DISK) -> None:
+def write_durably(file: Path, content: Bytes, disk: Disk = DISK) -> None:
     """`file` is what it was or is `content`, at any moment and after any crash."""
     # Two supervisors may write the same file at once, and one of an earlier life may have left its draft.
     draft = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.tmp")

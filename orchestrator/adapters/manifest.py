@@ -20,10 +20,8 @@ from ..domain.checkpoint import CheckpointRef, ShardRef
 from ..domain.errors import EverstepError
 from ..domain.generation import Answer
 from ..domain.ids import Generation, Step
-from ..domain.profile import Profile
-from ..domain.spec import JobSpec
 from . import index as indexes
-from .durable import DISK, Disk, replace_whole
+from .durable import DISK, Disk, write_durably
 from .folder import committed, latest, live_shares, named_packs, prune
 from .index import FORMAT, GRADIENT, STATE, CheckpointCorrupt, CheckpointTooNew, Index
 from .sealed import (
@@ -73,14 +71,12 @@ def commit(
     seed: int,
     shards: Sequence[ShardRef],
     *,
-    spec: JobSpec | None = None,
-    profile: Profile | None = None,
     disk: Disk = DISK,
 ) -> CheckpointRef:
     """Make the directory `path` a checkpoint. Committing the same shards again is harmless.
 
     Whether it is a base or a journal entry is what the shards say; an entry's parent is the checkpoint of the step before
-    in the same generation. spec, profile: so that a job can be made again of its checkpoints alone.
+    in the same generation.
     Raises CheckpointIncomplete where the shards do not partition every line or an entry has no parent, CheckpointCorrupt
     where a file of one is not as announced, OSError where the manifest cannot be written.
     """
@@ -111,10 +107,8 @@ def commit(
         "total_bytes": sum({(p.pack, p.offset): p.length for part in parts for p in part.pieces}.values()),
         "parent": [directory_name(parent.step, parent.generation), parent.sha256] if parent else None,
         "depth": parent.depth + 1 if parent else 0,
-        "spec": codec.encode(spec) if spec else None,
-        "profile": codec.encode(profile) if profile else None,
     }
-    replace_whole(path / MANIFEST, sealed(body), disk)
+    write_durably(path / MANIFEST, sealed(body), disk)
     disk.sync_directory(path.parent)  # the directory itself may be new
     return CheckpointRef(step=step, generation=generation, path=str(path), answer=answer)
 

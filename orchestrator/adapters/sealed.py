@@ -18,8 +18,6 @@ from ..domain import codec
 from ..domain.checkpoint import ShardRef
 from ..domain.generation import Answer
 from ..domain.ids import Device, Generation, NodeId, Step
-from ..domain.profile import Profile
-from ..domain.spec import JobSpec
 from . import index as indexes
 from .index import FORMAT, GRADIENT, STATE, CheckpointCorrupt, CheckpointTooNew, Index
 
@@ -63,8 +61,6 @@ class Manifest:
     parent: Parent | None
     depth: int
     """Parents from here to the base."""
-    spec: JobSpec | None
-    profile: Profile | None
     sha256: str
     """Of this manifest."""
 
@@ -154,8 +150,6 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
         total_bytes=body["total_bytes"],
         parent=Parent(name=parent[0], sha256=parent[1]) if parent else None,
         depth=body["depth"],
-        spec=codec.decode(JobSpec | None, body["spec"]),
-        profile=codec.decode(Profile | None, body["profile"]),
         sha256=body["sha256"],
     )
 

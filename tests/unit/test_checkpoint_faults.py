@@ -15,7 +15,7 @@ from orchestrator.adapters.durable import Disk
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.profile import Line
 from tests.disks import Cut, Killed, Powerless, Refusing, Traced
-from tests.saves import TINY, Saves, a_plan, dense
+from tests.checkpoints import TINY, Saves, a_plan, dense
 
 PLAN = a_plan(1, [[0, 2], [0, 2]])
 

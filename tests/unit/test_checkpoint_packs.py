@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from orchestrator.adapters import manifest
 from orchestrator.adapters.index import PLANES, RAW, ZSTD
 from orchestrator.domain.plan import Plan
-from tests.saves import PROFILE, SMALL_PLAN, Saves, a_plan, dense, frozen_but
+from tests.checkpoints import PROFILE, SMALL_PLAN, Saves, a_plan, dense, frozen_but
 from worker.checkpoint.coding import Coder, Coding, digest
 
 

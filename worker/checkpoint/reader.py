@@ -42,12 +42,14 @@ class Wanted:
     into: torch.Tensor
 
 
-def read(path: Path, intervals: Sequence[Interval]) -> dict[tuple[Interval, str], torch.Tensor]:
-    """(interval, kind) -> (len(interval),) fp32, for each kind of p, m, v.
+def read(
+    path: Path, intervals: Sequence[Interval], *, kinds: Sequence[str] = KINDS
+) -> dict[tuple[Interval, str], torch.Tensor]:
+    """(interval, kind) -> (len(interval),) fp32, for each kind of p, m, v that is asked for.
 
     Raises CheckpointCorrupt naming the file and the piece whose bytes are missing or not those that were written.
     """
-    result = {(i, kind): torch.empty(len(i), dtype=torch.float32) for kind in KINDS for i in intervals}
+    result = {(i, kind): torch.empty(len(i), dtype=torch.float32) for kind in kinds for i in intervals}
     fill(path, [Wanted(interval, kind, into) for (interval, kind), into in result.items()])
     return result
 
