@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -16,11 +15,11 @@ from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.job import Cancelled, Failed, Incident, JobRecord, Reforming, Running, Starting, Succeeded
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.quarantine import Quarantine
-from orchestrator.domain.spec import JobSpec
 from orchestrator.domain.status import RESIZES, contact_of, reason_of, status_of
 from orchestrator.ports import Gap
 
 from . import views
+from .job_files import job_file
 
 
 def summary(record: JobRecord) -> views.JobSummary:
@@ -45,7 +44,7 @@ def job(record: JobRecord) -> views.JobView:
         checkpoint=_checkpoint(record),
         failure=_failure(record),
         attempts=_attempts(record),
-        spec=_job_file(record.spec),
+        spec=job_file(record.spec),
     )
 
 
@@ -280,15 +279,3 @@ def rank_of(record: JobRecord, device: Device | None) -> int | None:
 def _finite(value: float) -> float | None:
     """JSON has no NaN: a loss that is none is null."""
     return value if math.isfinite(value) else None
-
-
-def _job_file(spec: JobSpec) -> dict[str, object]:
-    """A spec as its job file: the codec's class names belong to storage, and a program's own settings pass unread."""
-    shaped: dict[str, object] = {}
-    for item in dataclasses.fields(spec):
-        value = getattr(spec, item.name)
-        if dataclasses.is_dataclass(value):
-            shaped[item.name] = {part.name: encode(getattr(value, part.name)) for part in dataclasses.fields(value)}
-        else:
-            shaped[item.name] = encode(value)
-    return shaped
