@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.codec import KIND, encode
 from orchestrator.domain.events import HistoryEntry, StepRecord
@@ -41,7 +42,7 @@ def job(record: JobRecord) -> views.JobView:
             for node, spare in sorted(record.spares.items())
         ),
         at_risk=record.at_risk,
-        checkpoint=_checkpoint(record),
+        checkpoint=next(map(checkpoint, checkpoints_of(record)), None),
         failure=_failure(record),
         attempts=_attempts(record),
         spec=job_file(record.spec),
@@ -234,11 +235,17 @@ def _incident(item: Incident) -> views.IncidentView:
     )
 
 
-def _checkpoint(record: JobRecord) -> views.CheckpointView | None:
-    if record.checkpoint is None:
-        return None
-    found = record.checkpoint
-    return views.CheckpointView(step=found.step, generation=found.generation, path=found.path)
+def checkpoint(one: CheckpointRef) -> views.CheckpointView:
+    return views.CheckpointView(
+        step=one.step,
+        generation=one.generation,
+        path=one.path,
+    )
+
+
+def checkpoints_of(record: JobRecord) -> tuple[CheckpointRef, ...]:
+    """Newest first."""
+    return (record.checkpoint,) if record.checkpoint else ()
 
 
 def _failure(record: JobRecord) -> views.FailureView | None:

@@ -51,7 +51,7 @@ def adopt(
 def body_of(found: dict[str, Any]) -> dict[str, Any]:
     """The job file of the same mathematics that begins where the checkpoint is."""
     body = job_file(codec.decode(JobSpec, found["spec"]))
-    body["checkpoint"] = {**body["checkpoint"], "restore_from": found["path"]}
+    body["checkpoint"] = {**body["checkpoint"], "restore_from": found["path"], "weights_only": False}
     # The first name stays, however often a job is adopted.
     body["labels"] = {LABEL: found["job"], **body["labels"]}
     return body

@@ -6,16 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from orchestrator.adapters import spec_file
 from orchestrator.adapters.manifest import CheckpointCorrupt
 from orchestrator.adapters.starting_point import find, start_of
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.errors import Refused
+from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.layout import buckets
 from orchestrator.domain.spec import JobSpec, ParallelSpec
-from tests.saved import save, state_of
+from tests.saved import a_plan, save, state_of
 from tests.tiny_model import a_spec
 from worker.programs.causal_lm import PROGRAM
+from worker.state.holdings import Holdings
+from worker.state.relayout import from_checkpoint
 
 SPEC = a_spec()
 
@@ -60,9 +65,28 @@ def test_other_parameters_are_refused_with_every_difference(tmp_path: Path, chan
     assert [problem.field for problem in refused.value.problems] == ["checkpoint.restore_from"]
 
 
+def test_weights_alone_begin_a_job_at_step_0_with_moments_of_zero(tmp_path: Path) -> None:
+    state = state_of(SPEC)
+    found = save(tmp_path, SPEC, state, step=7)
+    asked = replace(SPEC, checkpoint=replace(SPEC.checkpoint, weights_only=True))
+    start = begun_with(asked, found.path)
+    assert start == replace(found.reference, step=Step(0), answer=None), "although the job has 5 steps alone"
+    profile = PROGRAM.describe(SPEC)
+    plan = a_plan(profile.num_layers)
+    for step in (Step(0), Step(7)):
+        held = Holdings(buckets(plan, profile), plan.seats[0].rank, None, Generation(1), torch.device("cpu"))
+        held.step = step
+        from_checkpoint(held, found.path)
+        for piece in held.owned_pieces:
+            part, values = piece.interval, held.state[:, piece.offset : piece.offset + len(piece.interval)]
+            expected = state[part.line][:, part.start : part.stop]
+            assert torch.equal(values[0], expected[0])
+            assert torch.equal(values[1:], expected[1:] if step else torch.zeros_like(expected[1:]))
+
+
 def test_where_nothing_can_be_begun_with_the_sentence_says_why(tmp_path: Path) -> None:
     found = save(tmp_path, SPEC, state_of(SPEC), step=3)
-    with pytest.raises(Refused, match=r"is the checkpoint of step 3 and train.steps is 3: nothing is left; raise that"):
+    with pytest.raises(Refused, match=r"is the checkpoint of step 3 and train.steps is 3: nothing is left; raise"):
         begun_with(replace(SPEC, train=replace(SPEC.train, steps=3)), found.path)
     with pytest.raises(Refused, match="is no folder; give a checkpoint's folder or a job's"):
         begun_with(SPEC, tmp_path / "no")
