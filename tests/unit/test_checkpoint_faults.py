@@ -14,8 +14,8 @@ from orchestrator.adapters import manifest
 from orchestrator.adapters.durable import Disk
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.profile import Line
-from tests.disks import Cut, Killed, Powerless, Refusing, Traced
 from tests.checkpoints import TINY, Saves, a_plan, dense
+from tests.disks import Cut, Killed, Powerless, Refusing, Traced
 
 PLAN = a_plan(1, [[0, 2], [0, 2]])
 
