@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.adapters import manifest
+from orchestrator.adapters.manifest import CheckpointCorrupt
 from orchestrator.adapters.starting_point import Found, committed, find, folder_of
 from orchestrator.domain import codec
-from orchestrator.domain.errors import EverstepError
+from orchestrator.domain.errors import EverstepError, Refused
 
 EVERY_S = 0.1
 """Between two words on how far it is."""
@@ -49,8 +50,10 @@ def _parser() -> argparse.ArgumentParser:
             made.add_argument(path, type=Path)
         return made
 
-    for name, do in (("verify", _verify), ("show", _show)):
-        action(name, do, "path").add_argument("--step", type=int)
+    action("verify", _verify, "path").add_argument("--step", type=int)
+    showing = action("show", _show, "path")
+    showing.add_argument("--step", type=int)
+    showing.add_argument("--checked", action="store_true")
     action("diff", _diff, "a", "b")
     exporting = action("export", _export, "path", "out")
     exporting.add_argument("--step", type=int)
@@ -137,17 +140,42 @@ def _export(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show(asked: argparse.Namespace) -> dict[str, Any]:
-    """What a checkpoint is of: enough to go on with it as another job."""
-    found = find(asked.path, asked.step)
+    """What a checkpoint is of: enough to go on with it as another job. Checked: the newest that is good in every byte."""
+    passed_over: list[str] = []
+    found = _newest_good(asked, passed_over) if asked.checked else find(asked.path, asked.step)
     kept = found.kept
+    if asked.checked:
+        from worker.data import sources
+
+        sources.require_same(sources.load(kept.spec.data), kept.profile.text_sha256)
     return {
         "path": str(found.path),
         "step": found.manifest.step,
         "generation": found.manifest.generation,
         "job": kept.job,
         "spec": codec.encode(kept.spec),
-        "text_sha256": kept.profile.text_sha256,
+        "passed_over": passed_over,
     }
+
+
+def _newest_good(asked: argparse.Namespace, passed_over: list[str]) -> Found:
+    """Raises Refused where none is."""
+    from worker.checkpoint.examine import verify
+
+    first = find(asked.path, asked.step)
+    # One that was named is the only one that will do.
+    is_named = asked.step is not None or first.path == asked.path.expanduser().absolute()
+    for found in [first] if is_named else committed(first.path.parent):
+        try:
+            bad = verify(found.path, Paced()).bad
+        except CheckpointCorrupt as error:
+            bad = (str(error),)
+        if not bad:
+            return found
+        passed_over.append(bad[0])
+    raise Refused(
+        f"no checkpoint in {first.path.parent} is good in every byte: {'; '.join(passed_over)}; bring a copy of one"
+    )
 
 
 # --- all of a job --------------------------------------------------------------------------------------------------------

@@ -75,6 +75,8 @@ class CheckpointSpec:
     """and so many of the lowest loss. Never removed: the newest, and the newest that a job was restored from and proved."""
     restore_from: str = ""
     """Begin with this checkpoint, not the seed: its folder, or one whose newest is meant. The job goes on at its step."""
+    weights_only: bool = False
+    """Of restore_from: take weights alone and begin at step 0, with moments and a schedule of the job's own."""
 
 
 NCCL_ABORT_S = 1.0
