@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..domain.checkpoint import CheckpointRef
@@ -29,29 +31,48 @@ def latest(directory: Path) -> CheckpointRef | None:
     return next(committed(directory), None)
 
 
-def prune(directory: Path, keep_last: int, disk: Disk = DISK, keep: Collection[Path] = ()) -> tuple[Path, ...]:
-    """Remove all but the newest `keep_last` checkpoints (never the newest) and those of `keep`, with what they are read
-    through, unfinished ones older than the newest, and the packs that then nobody names.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Going:
+    """What retention leaves, and what it does not. packs: files that nobody names once the directories are gone."""
 
-    Returns the directories removed. What cannot be removed is left for next time.
+    kept: tuple[Path, ...]
+    older: tuple[Path, ...]
+    unfinished: tuple[Path, ...]
+    packs: tuple[Path, ...]
+
+
+def going(directory: Path, keep_last: int, keep: Collection[Path] = ()) -> Going:
+    """All but the newest `keep_last` checkpoints (never the newest) and those of `keep`, with what they are read through;
+    unfinished ones older than the newest; and the packs of those. Nothing where no checkpoint is whole: anything may be the last copy then.
+
+    Raises CheckpointTooNew where a newer version wrote one: nobody knows here what that one is read from.
     """
-    try:
-        refs = list(committed(directory))
-        known = {Path(ref.path).name: load_manifest(Path(ref.path)) for ref in refs}
-    except CheckpointTooNew:
-        return ()  # nobody knows here what that one is read from
+    refs = list(committed(directory))
     if not refs:
-        return ()
+        return Going(kept=(), older=(), unfinished=(), packs=())
+    known = {Path(ref.path).name: load_manifest(Path(ref.path)) for ref in refs}
     kept: dict[str, Manifest] = {}
     stay = {ref.path for ref in refs[: max(1, keep_last)]} | {str(path) for path in keep}
-    for ref in refs:
-        if ref.path not in stay:
-            continue
+    for ref in (ref for ref in refs if ref.path in stay):
         kept |= {name: known[name] for name in chain_of(Path(ref.path).name, known)}
-    newest, removed = (refs[0].generation, refs[0].step), []
-    for step, generation, path in _candidates(directory):
-        if path.name in kept or ((generation, step) >= newest and path.name not in known):
-            continue
+    newest = (refs[0].generation, refs[0].step)
+    others = [(generation, step, path) for step, generation, path in _candidates(directory) if path.name not in kept]
+    return Going(
+        kept=tuple(directory / name for name in kept),
+        older=tuple(path for _, _, path in others if path.name in known),
+        unfinished=tuple(path for *of, path in others if path.name not in known and tuple(of) < newest),
+        packs=_unnamed(directory, named_packs(kept.values()), newest),
+    )
+
+
+def prune(directory: Path, keep_last: int, disk: Disk = DISK, keep: Collection[Path] = ()) -> tuple[Path, ...]:
+    """Remove what is going. Returns the directories removed; what cannot be removed is left for next time."""
+    try:
+        found = going(directory, keep_last, keep)
+    except CheckpointTooNew:
+        return ()
+    removed = []
+    for path in (*found.older, *found.unfinished):
         try:
             disk.unlink(path / MANIFEST)  # first, so that half a directory is never taken for a checkpoint
             disk.sync_directory(path)
@@ -61,7 +82,11 @@ def prune(directory: Path, keep_last: int, disk: Disk = DISK, keep: Collection[P
         removed.append(path)
     if removed:
         disk.sync_directory(directory)  # before the packs go: no manifest may come back that names one
-    _sweep(directory, named_packs(_remaining(directory, kept)), newest, disk)
+    named = named_packs(_remaining(directory)) if found.packs else frozenset()
+    for pack in found.packs:
+        if f"{pack.parent.name}/{pack.name}" not in named:
+            with suppress(OSError):
+                disk.unlink(pack)
     return tuple(removed)
 
 
@@ -122,25 +147,18 @@ def _candidates(directory: Path) -> list[tuple[Step, Generation, Path]]:
     return sorted(found, key=lambda one: (one[1], one[0]), reverse=True)
 
 
-def _remaining(directory: Path, kept: Mapping[str, Manifest]) -> Iterator[Manifest]:
+def _remaining(directory: Path) -> Iterator[Manifest]:
     """Of every checkpoint still there, also of one that should have gone and could not."""
     for _, _, path in _candidates(directory):
-        if path.name in kept:
-            yield kept[path.name]
-        else:
-            try:
-                yield load_manifest(path)
-            except CheckpointCorrupt:
-                continue
+        with suppress(CheckpointCorrupt):
+            yield load_manifest(path)
 
 
-def _sweep(directory: Path, named: frozenset[str], newest: tuple[Generation, Step], disk: Disk) -> None:
-    """Remove the packs that nobody names. Those as new as the newest checkpoint and newer may be named any moment."""
-    for folder in sorted(path for path in (directory / PACKS).glob("*") if path.is_dir()):
-        for pack in sorted(folder.iterdir()):
-            match = _PACK.fullmatch(pack.name)
-            if match and (int(match[2]), int(match[1])) < newest and f"{folder.name}/{pack.name}" not in named:
-                try:
-                    disk.unlink(pack)
-                except OSError:
-                    continue
+def _unnamed(directory: Path, named: frozenset[str], newest: tuple[Generation, Step]) -> tuple[Path, ...]:
+    """The packs that nobody names. Those as new as the newest checkpoint and newer may be named any moment."""
+    found = []
+    for pack in sorted((directory / PACKS).glob("*/*")):
+        match = _PACK.fullmatch(pack.name)
+        if match and (int(match[2]), int(match[1])) < newest and f"{pack.parent.name}/{pack.name}" not in named:
+            found.append(pack)
+    return tuple(found)

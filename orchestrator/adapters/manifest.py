@@ -22,7 +22,7 @@ from ..domain.generation import Answer
 from ..domain.ids import Generation, Step
 from . import index as indexes
 from .durable import DISK, Disk, write_durably
-from .folder import committed, latest, live_shares, named_packs, prune
+from .folder import committed, going, latest, live_shares, named_packs, prune
 from .index import FORMAT, GRADIENT, STATE, CheckpointCorrupt, CheckpointTooNew, Index
 from .sealed import (
     KINDS_OF,
@@ -49,6 +49,7 @@ __all__ = [
     "Parent",
     "commit",
     "directory_name",
+    "going",
     "latest",
     "live_shares",
     "load_chain",

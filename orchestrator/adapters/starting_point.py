@@ -69,7 +69,8 @@ def committed(folder: Path) -> list[Found]:
     for path in folder.glob("step-*"):
         with suppress(CheckpointCorrupt):
             found.append(Found(path=path, manifest=manifest.load_manifest(path)))
-    return sorted(found, key=lambda one: (one.manifest.step, one.manifest.generation), reverse=True)
+    # A later generation may have been rolled back to an earlier step.
+    return sorted(found, key=lambda one: (one.manifest.generation, one.manifest.step), reverse=True)
 
 
 def folder_of(path: Path) -> Path:

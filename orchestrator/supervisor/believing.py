@@ -57,7 +57,8 @@ def first_step_passed(draft: Draft, answer: Answer, plan: Plan | None) -> bool:
     if newest is not None and answer.step == newest.step + 1 and not newest.after:
         noted = replace(newest, after=answer.losses, bits=bits)
         draft.set(checkpoint=noted)
-        draft.emit(NoteCheckpoint(job=record.id, checkpoint=noted))
+        if newest.at:  # this job's own: what it began with is another's
+            draft.emit(NoteCheckpoint(job=record.id, checkpoint=noted))
     return True
 
 

@@ -6,12 +6,9 @@ of the interpreter), and straight to where they are wanted where nothing has to 
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,18 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.adapters.index import ITEM_BYTES, RAW, IndexedPiece, pack_path
+from orchestrator.adapters.index import ITEM_BYTES, RAW, IndexedPiece
 from orchestrator.adapters.manifest import CheckpointCorrupt, load_indexes, load_manifest
 from orchestrator.domain.profile import Interval
 
 from ..state.holdings import KINDS
 from .coding import Coder, digest
-from .shard import read_into
-
-THREADS = 4
-"""At most, and no more than there are processors."""
-BATCH = 4 << 20
-"""Stored bytes that a thread reads before it takes the next batch."""
+from .packs import Descriptors, batches, in_parallel, opened, read_into, what
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,40 +48,24 @@ def read(
 
 def fill(path: Path, wanted: Sequence[Wanted]) -> None:
     """Read what is wanted to where it is wanted. Raises CheckpointCorrupt; then what is there already is worth nothing."""
-    tasks = sorted(_tasks(path, wanted), key=lambda task: (task.piece.pack, task.piece.offset))
-    with _opened(path, tasks) as descriptors:
-        run(path, tasks, descriptors)
+    tasks = _tasks(path, wanted)
+    with opened(path, (task.piece.pack for task in tasks)) as descriptors:
+        for _ in in_parallel(lambda batch: _read_batch(path, batch, descriptors), batches(tasks, lambda task: task.piece)):
+            pass
 
 
 @dataclass(slots=True)
-class Task:
-    """One stored piece, and which of its elements go where: (first element, views of u8)."""
+class _Task:
+    """One stored piece, and which of its elements go where: (first element, view of u8)."""
 
     piece: IndexedPiece
     parts: list[tuple[int, NDArray[np.uint8]]] = field(default_factory=list)
 
 
-def run(path: Path, tasks: Sequence[Task], descriptors: dict[str, int]) -> None:
-    batches = list(_batches(tasks))
-    threads = min(THREADS, len(os.sched_getaffinity(0)), len(batches))
-    if threads <= 1:
-        for batch in batches:
-            _read_batch(path, batch, descriptors)
-        return
-    with ThreadPoolExecutor(threads, thread_name_prefix="checkpoint-reader") as pool:
-        running = [pool.submit(_read_batch, path, batch, descriptors) for batch in batches]
-        try:
-            for one in running:
-                one.result()
-        finally:
-            for one in running:
-                one.cancel()
-
-
-def _tasks(path: Path, wanted: Sequence[Wanted]) -> list[Task]:
+def _tasks(path: Path, wanted: Sequence[Wanted]) -> list[_Task]:
     """Content that several pieces have in common is read once."""
     stored = _stored(path)
-    tasks: dict[tuple[str, int], Task] = {}
+    tasks: dict[tuple[str, int, str], _Task] = {}
     for want in wanted:
         interval, into = want.interval, want.into.numpy().view(np.uint8)
         pieces = stored.get((interval.line, want.kind), [])
@@ -101,7 +77,7 @@ def _tasks(path: Path, wanted: Sequence[Wanted]) -> list[Task]:
             piece = pieces[number]
             stop = min(piece.stop, interval.stop)
             view = into[(position - interval.start) * ITEM_BYTES : (stop - interval.start) * ITEM_BYTES]
-            task = tasks.setdefault((piece.pack, piece.offset), Task(piece))
+            task = tasks.setdefault((piece.pack, piece.offset, piece.content), _Task(piece))
             task.parts.append((position - piece.start, view))
             position, number = stop, number + 1
     return list(tasks.values())
@@ -117,33 +93,7 @@ def _stored(path: Path) -> dict[tuple[str, str], list[IndexedPiece]]:
     return found
 
 
-@contextmanager
-def _opened(path: Path, tasks: Sequence[Task]) -> Iterator[dict[str, int]]:
-    with ExitStack() as stack:
-        descriptors = {}
-        for pack in sorted({task.piece.pack for task in tasks}):
-            try:
-                descriptors[pack] = os.open(pack_path(path, pack), os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise CheckpointCorrupt(f"{pack_path(path, pack)} cannot be read: {error}; restore an older one") from error
-            stack.callback(os.close, descriptors[pack])
-        yield descriptors
-
-
-def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
-    batch: list[Task] = []
-    size = 0
-    for task in tasks:
-        batch.append(task)
-        size += task.piece.length
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _read_batch(path: Path, batch: Sequence[Task], descriptors: dict[str, int]) -> None:
+def _read_batch(path: Path, batch: Sequence[_Task], descriptors: Descriptors) -> None:
     coder = Coder()
     most = max(task.piece.content_bytes for task in batch)
     content, stored = np.empty(most, dtype=np.uint8), np.empty(most, dtype=np.uint8)
@@ -158,15 +108,11 @@ def _read_batch(path: Path, batch: Sequence[Task], descriptors: dict[str, int]) 
                 read_into(descriptors[piece.pack], stored[: piece.length], piece.offset)
                 coder.decode(piece.coding, stored[: piece.length], into)
         except (OSError, ValueError) as error:
-            raise CheckpointCorrupt(f"{_what(path, piece)} cannot be read: {error}; restore an older checkpoint") from error
+            raise CheckpointCorrupt(f"{what(path, piece)} cannot be read: {error}; restore an older checkpoint") from error
         if digest(into.data) != piece.content:
             raise CheckpointCorrupt(
-                f"{_what(path, piece)} do not have the hash they were written with; restore an older checkpoint"
+                f"{what(path, piece)} do not have the hash they were written with; restore an older checkpoint"
             )
         if not is_whole:
             for start, view in task.parts:
                 view[:] = into[start * ITEM_BYTES : start * ITEM_BYTES + view.size]
-
-
-def _what(path: Path, piece: IndexedPiece) -> str:
-    return f"{pack_path(path, piece.pack)}: {piece.kind} of {piece.line}, elements {piece.start}..{piece.stop - 1}"

@@ -26,6 +26,7 @@ from orchestrator.domain.profile import Profile
 
 from .coding import Coder, Coding, digest
 from .format import chunks
+from .packs import read_stored
 from .snapshot import Snapshot
 
 CHOSEN_FOR = 16
@@ -211,27 +212,6 @@ class _Pack:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def read_stored(file: Path, offset: int, length: int) -> NDArray[np.uint8]:
-    """Raises OSError, also where the file ends before."""
-    room = np.empty(length, dtype=np.uint8)
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        read_into(descriptor, room, offset)
-    finally:
-        os.close(descriptor)
-    return room
-
-
-def read_into(descriptor: int, room: NDArray[np.uint8], offset: int) -> None:
-    """Fill `room` from `offset` on. Raises OSError, also where the file ends before."""
-    left = room.data
-    while left:
-        count = os.preadv(descriptor, [left], offset)
-        if not count:
-            raise OSError(f"it ends {len(left)} bytes early")
-        left, offset = left[count:], offset + count
 
 
 def _committed(root: Path) -> tuple[dict[str, _Place], dict[str, int]]:
