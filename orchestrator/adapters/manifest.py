@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,15 +107,16 @@ def latest(directory: Path) -> CheckpointRef | None:
     return next(_committed(directory), None)
 
 
-def prune(directory: Path, keep_last: int) -> tuple[Path, ...]:
-    """Remove all but the newest `keep_last` checkpoints (never the newest), and unfinished ones older than the newest.
+def prune(directory: Path, keep_last: int, keep: Collection[Path] = ()) -> tuple[Path, ...]:
+    """Remove all but the newest `keep_last` checkpoints (never the newest) and `keep`, and unfinished ones older than the
+    newest.
 
     Returns what was removed. What cannot be removed is left for next time.
     """
     committed = list(_committed(directory))
     if not committed:
         return ()
-    kept = {Path(ref.path) for ref in committed[: max(1, keep_last)]}
+    kept = {Path(ref.path) for ref in committed[: max(1, keep_last)]} | set(keep)
     newest = committed[0].step
     removed = []
     for step, _, path in _candidates(directory):
