@@ -11,9 +11,7 @@ from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, OnDisk
 from orchestrator.domain.ids import JobId
 
 from . import manifest, spec_file
-
-SINCE = "since.json"
-"""Beside the manifest: what is known of a checkpoint since it was committed."""
+from .starting_point import SINCE
 
 
 class FolderCheckpoints:
@@ -27,8 +25,10 @@ class FolderCheckpoints:
 
     async def keep_house(self, effect: OnDisk) -> None:
         match effect:
-            case NoteCheckpoint(checkpoint=checkpoint):
-                await asyncio.to_thread(note, checkpoint)
+            case NoteCheckpoint(job=job, checkpoint=checkpoint):
+                # What a job begins with may be another job's, whose step after it was another one.
+                if Path(checkpoint.path).parent == self._folder(job):
+                    await asyncio.to_thread(note, checkpoint)
             case PruneCheckpoints(job=job, keep=keep):
                 kept = [Path(one.path) for one in keep]
                 await asyncio.to_thread(manifest.prune, self._folder(job), 1, kept)

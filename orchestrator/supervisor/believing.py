@@ -95,6 +95,12 @@ def distrust(draft: Draft, checkpoint: CheckpointRef, why: str) -> None:
     if left == known:
         return
     newest = left[0] if left else None
+    if newest is None and record.spec.checkpoint.restore_from:
+        # From the seed it would be another job than was asked for.
+        stop(
+            draft, Failed(at=draft.now, message=f"the checkpoint of step {checkpoint.step} to begin with is no good: {why}")
+        )
+        return
     draft.set(checkpoint=newest, older=left[1:], distrusted=record.distrusted + 1)
     then = f"the one of step {newest.step} is the newest now" if newest else "there is no other, so training begins again"
     draft.say(
