@@ -12,7 +12,7 @@ from orchestrator.domain.job import JobRecord
 
 from .samples import AT, CHECKPOINT, G1, JOB, RECORDS, REPORT
 
-NEWEST = replace(CHECKPOINT, num_bytes=1200, new_bytes=300, seconds=0.5, at=AT, bits="tp2 on A100", after=(2.5, 2.25))
+NEWEST = replace(CHECKPOINT, total_bytes=1200, new_bytes=300, seconds=0.5, at=AT, bits="tp2 on A100", after=(2.5, 2.25))
 OLDER = replace(CHECKPOINT, step=Step(30), path="/state/jobs/j/checkpoints/step-00000030.g1", is_proven=True)
 EFFECTS: tuple[OnDisk, ...] = (
     NoteCheckpoint(job=JOB, checkpoint=NEWEST),

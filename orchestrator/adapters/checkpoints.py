@@ -11,6 +11,7 @@ from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, OnDisk
 from orchestrator.domain.ids import JobId
 
 from . import manifest, spec_file
+from .durable import write_durably
 from .starting_point import SINCE
 
 
@@ -31,7 +32,7 @@ class FolderCheckpoints:
                     await asyncio.to_thread(note, checkpoint)
             case PruneCheckpoints(job=job, keep=keep):
                 kept = [Path(one.path) for one in keep]
-                await asyncio.to_thread(manifest.prune, self._folder(job), 1, kept)
+                await asyncio.to_thread(manifest.prune, self._folder(job), 1, keep=kept)
 
     def _folder(self, job: JobId) -> Path:
         return Path(self._root) / "jobs" / job / "checkpoints"
@@ -53,4 +54,4 @@ class FolderCheckpoints:
 def note(checkpoint: CheckpointRef) -> None:
     """Raises OSError."""
     body = {"step": checkpoint.step, "bits": checkpoint.bits, "after": list(checkpoint.after)}
-    manifest.write_durably(Path(checkpoint.path) / SINCE, json.dumps(body).encode())
+    write_durably(Path(checkpoint.path) / SINCE, json.dumps(body).encode())

@@ -20,6 +20,7 @@ from ..domain.profile import Profile
 from ..domain.spec import JobSpec
 from . import manifest, spec_file
 from .manifest import MANIFEST, CheckpointCorrupt, Manifest
+from .sealed import reference
 
 SINCE = "since.json"
 """Beside the manifest: what is known of a checkpoint since it was committed."""
@@ -35,8 +36,7 @@ class Found:
 
     @property
     def reference(self) -> CheckpointRef:
-        it = self.manifest
-        return CheckpointRef(step=it.step, generation=it.generation, path=str(self.path), answer=it.answer)
+        return reference(self.path, self.manifest)
 
     @property
     def kept(self) -> spec_file.Kept:
@@ -104,12 +104,12 @@ def start_of(spec: JobSpec, profile: Profile) -> CheckpointRef | None:
         return replace(found.reference, step=Step(0), answer=None)
     # Its first step has to come out as it did then, if it is the same step.
     is_same = _is_same_step(found, spec, profile)
-    reference = replace(found.reference, **_since(found)) if is_same else found.reference
+    start = replace(found.reference, **_since(found)) if is_same else found.reference
     step, steps = found.manifest.step, spec.train.steps
     if step >= steps:
         said = f"is the checkpoint of step {step} and train.steps is {steps}: nothing is left"
         raise _refused(asked, f"{said}; raise that or set checkpoint.weights_only")
-    return reference
+    return start
 
 
 def _is_same_step(found: Found, spec: JobSpec, profile: Profile) -> bool:

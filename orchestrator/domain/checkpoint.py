@@ -8,7 +8,7 @@ from typing import Literal
 from .generation import Answer
 from .ids import Device, Generation, Step
 
-CheckpointKind = Literal["full", "journal"]
+CheckpointKind = Literal["base", "journal"]
 """The whole state, or what a base has to be brought forward by."""
 
 
@@ -21,10 +21,10 @@ class CheckpointRef:
     path: str
     answer: Answer | None = None
     """Of the vote that committed `step`; None where an earlier version wrote it."""
-    kind: CheckpointKind = "full"
-    num_bytes: int = 0
-    """That restoring all of it reads."""
-    new_bytes: int = 0
+    kind: CheckpointKind = "base"
+    total_bytes: int | None = None
+    """What it holds; None where an earlier version wrote it."""
+    new_bytes: int | None = None
     """Of those, what was not on disk before."""
     seconds: float = 0.0
     """From the first snapshot to the manifest; 0.0 where nobody measured it."""

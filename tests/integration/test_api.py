@@ -139,7 +139,7 @@ def test_checkpoints_are_listed_newest_first_with_what_they_cost(served: Served,
     running(served)
     assert client.checkpoints(JOB) == []
     newest = CheckpointRef(
-        step=Step(20), generation=Generation(2), path="/c/step-00000020.g2", num_bytes=3000, new_bytes=100, seconds=0.5,
+        step=Step(20), generation=Generation(2), path="/c/step-00000020.g2", total_bytes=3000, new_bytes=100, seconds=0.5,
         at=NOW, is_proven=True,
     )  # fmt: skip
     before = CheckpointRef(step=Step(10), generation=Generation(1), path="/c/step-00000010.g1")
@@ -148,7 +148,7 @@ def test_checkpoints_are_listed_newest_first_with_what_they_cost(served: Served,
     assert [(one.step, one.generation, one.path) for one in found] == [(20, 2, newest.path), (10, 1, before.path)]
     one = found[0]
     assert (one.kind, one.new_bytes, one.total_bytes, one.seconds, one.verified, one.tier) == (
-        *("full", 100, 3000, 0.5, True),
+        *("base", 100, 3000, 0.5, True),
         "shared",
     )
     assert (found[1].total_bytes, found[1].seconds, found[1].verified) == (None, None, False), "an earlier version wrote it"

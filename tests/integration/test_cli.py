@@ -198,7 +198,7 @@ def test_checkpoints_of_a_job_are_listed(served: Served) -> None:
     assert f"{JOB} has no checkpoint yet" in everstep(served, "ckpt", "ls", JOB).output
     path = f"/state/jobs/{JOB}/checkpoints/step-00000020.g1"
     one = CheckpointRef(
-        step=Step(20), generation=Generation(1), path=path, seconds=0.25, num_bytes=3_000_000, new_bytes=1500
+        step=Step(20), generation=Generation(1), path=path, seconds=0.25, total_bytes=3_000_000, new_bytes=1500
     )
     served.desk.change(served.desk.record(JOB), checkpoint=one)
     shown = everstep(served, "ckpt", "ls", "last").output
