@@ -43,7 +43,8 @@ class Going:
 
 def going(directory: Path, keep_last: int, keep: Collection[Path] = ()) -> Going:
     """All but the newest `keep_last` checkpoints (never the newest) and those of `keep`, with what they are read through;
-    unfinished ones older than the newest; and the packs of those. Nothing where no checkpoint is whole: anything may be the last copy then.
+    unfinished ones older than the newest; and the packs of those. Nothing where no checkpoint is whole: anything may be the
+    last copy then.
 
     Raises CheckpointTooNew where a newer version wrote one: nobody knows here what that one is read from.
     """
