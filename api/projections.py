@@ -240,12 +240,17 @@ def checkpoint(one: CheckpointRef) -> views.CheckpointView:
         step=one.step,
         generation=one.generation,
         path=one.path,
+        kind=one.kind,
+        new_bytes=one.new_bytes,
+        total_bytes=one.total_bytes,
+        seconds=one.seconds or None,
+        verified=one.is_proven,
     )
 
 
 def checkpoints_of(record: JobRecord) -> tuple[CheckpointRef, ...]:
     """Newest first."""
-    return (record.checkpoint,) if record.checkpoint else ()
+    return (*((record.checkpoint,) if record.checkpoint else ()), *record.older)
 
 
 def _failure(record: JobRecord) -> views.FailureView | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..domain.ids import Generation, Step
 from . import index as indexes
 from .durable import DISK, Disk, remove_tree
 from .index import PACKS, CheckpointCorrupt, CheckpointTooNew, Index
-from .sealed import MANIFEST, Manifest, load_chain, load_manifest, named
+from .sealed import MANIFEST, Manifest, load_chain, load_manifest, named, reference
 
 _PACK = re.compile(r"(\d{8,})\.g(\d+)(?:\.\d+)?\.pack")
 
@@ -41,9 +41,10 @@ class Going:
     packs: tuple[Path, ...]
 
 
-def going(directory: Path, keep_last: int) -> Going:
-    """All but the newest `keep_last` checkpoints (never the newest) with what they are read through, unfinished ones older
-    than the newest, and the packs of those. Nothing where no checkpoint is whole: anything may be the last copy then.
+def going(directory: Path, keep_last: int, keep: Collection[Path] = ()) -> Going:
+    """All but the newest `keep_last` checkpoints (never the newest) and those of `keep`, with what they are read through;
+    unfinished ones older than the newest; and the packs of those. Nothing where no checkpoint is whole: anything may be the
+    last copy then.
 
     Raises CheckpointTooNew where a newer version wrote one: nobody knows here what that one is read from.
     """
@@ -52,7 +53,8 @@ def going(directory: Path, keep_last: int) -> Going:
         return Going(kept=(), older=(), unfinished=(), packs=())
     known = {Path(ref.path).name: load_manifest(Path(ref.path)) for ref in refs}
     kept: dict[str, Manifest] = {}
-    for ref in refs[: max(1, keep_last)]:
+    stay = {ref.path for ref in refs[: max(1, keep_last)]} | {str(path) for path in keep}
+    for ref in (ref for ref in refs if ref.path in stay):
         kept |= {name: known[name] for name in chain_of(Path(ref.path).name, known)}
     newest = (refs[0].generation, refs[0].step)
     others = [(generation, step, path) for step, generation, path in _candidates(directory) if path.name not in kept]
@@ -64,10 +66,10 @@ def going(directory: Path, keep_last: int) -> Going:
     )
 
 
-def prune(directory: Path, keep_last: int, disk: Disk = DISK) -> tuple[Path, ...]:
+def prune(directory: Path, keep_last: int, disk: Disk = DISK, keep: Collection[Path] = ()) -> tuple[Path, ...]:
     """Remove what is going. Returns the directories removed; what cannot be removed is left for next time."""
     try:
-        found = going(directory, keep_last)
+        found = going(directory, keep_last, keep)
     except CheckpointTooNew:
         return ()
     removed = []
@@ -134,7 +136,7 @@ def committed(directory: Path) -> Iterator[CheckpointRef]:
             continue
         manifest = chain[-1][1]
         if (manifest.step, manifest.generation) == (step, generation):
-            yield CheckpointRef(step=step, generation=generation, path=str(path), answer=manifest.answer)
+            yield reference(path, manifest)
 
 
 def _candidates(directory: Path) -> list[tuple[Step, Generation, Path]]:

@@ -95,6 +95,8 @@ def commit(
     if kind == "journal" and (answer is None or answer.step != step):
         raise CheckpointIncomplete(f"{path}: a journal entry without the answer to the vote of step {step}")
     parent = _parent(path.parent, step, generation) if kind == "journal" else None
+    new_bytes = sum(part.new_bytes for part in parts)
+    total_bytes = sum({(p.pack, p.offset): p.length for part in parts for p in part.pieces}.values())
     body = {
         "format": FORMAT,
         "kind": kind,
@@ -106,14 +108,22 @@ def commit(
         "lines": dict(lines),
         "shards": [[s.device.node, s.device.index, s.index, s.sha256] for s in shards],
         "packs": dict(sorted(packs.items())),
-        "new_bytes": sum(part.new_bytes for part in parts),
-        "total_bytes": sum({(p.pack, p.offset): p.length for part in parts for p in part.pieces}.values()),
+        "new_bytes": new_bytes,
+        "total_bytes": total_bytes,
         "parent": [directory_name(parent.step, parent.generation), parent.sha256] if parent else None,
         "depth": parent.depth + 1 if parent else 0,
     }
     write_durably(path / MANIFEST, sealed(body), disk)
     disk.sync_directory(path.parent)  # the directory itself may be new
-    return CheckpointRef(step=step, generation=generation, path=str(path), answer=answer)
+    return CheckpointRef(
+        step=step,
+        generation=generation,
+        path=str(path),
+        answer=answer,
+        kind=kind,
+        total_bytes=total_bytes,
+        new_bytes=new_bytes,
+    )
 
 
 def _one_kind(path: Path, parts: Sequence[Index]) -> Kind:

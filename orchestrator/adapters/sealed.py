@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..domain import codec
-from ..domain.checkpoint import ShardRef
+from ..domain.checkpoint import CheckpointRef, ShardRef
 from ..domain.generation import Answer
 from ..domain.ids import Device, Generation, NodeId, Step
 from . import index as indexes
@@ -88,6 +88,18 @@ def load_chain(path: Path) -> tuple[tuple[Path, Manifest], ...]:
             raise CheckpointCorrupt(f"{at} is not what {chain[-1][0].name} goes on from; restore an older checkpoint")
         chain.append((at, found))
     return tuple(reversed(chain))
+
+
+def reference(path: Path, manifest: Manifest) -> CheckpointRef:
+    return CheckpointRef(
+        step=manifest.step,
+        generation=manifest.generation,
+        path=str(path),
+        answer=manifest.answer,
+        kind=manifest.kind,
+        total_bytes=manifest.total_bytes,
+        new_bytes=manifest.new_bytes,
+    )
 
 
 def load_manifest(path: Path) -> Manifest:

@@ -18,6 +18,7 @@ from ..domain.profile import Profile
 from ..domain.spec import JobSpec
 from . import manifest, spec_file
 from .manifest import MANIFEST, CheckpointCorrupt, Manifest
+from .sealed import reference
 
 FIELD = "checkpoint.restore_from"
 SHOWN = 5
@@ -31,8 +32,7 @@ class Found:
 
     @property
     def reference(self) -> CheckpointRef:
-        it = self.manifest
-        return CheckpointRef(step=it.step, generation=it.generation, path=str(self.path), answer=it.answer)
+        return reference(self.path, self.manifest)
 
     @property
     def kept(self) -> spec_file.Kept:

@@ -145,6 +145,15 @@ class World:
         self.checkpoints[effect.job].add(checkpoint)
         return checkpoint
 
+    def paths(self, job: JobId) -> set[str]:
+        """Of the checkpoints that are there."""
+        return {one.path for one in self.checkpoints[job]}
+
+    def prune_checkpoints(self, job: JobId, keep: tuple[CheckpointRef, ...]) -> None:
+        """As on disk: what is newer than the newest to be kept is not touched."""
+        newest, paths = max(one.step for one in keep), {one.path for one in keep}
+        self.checkpoints[job] = {one for one in self.checkpoints[job] if one.path in paths or one.step > newest}
+
     # --- trouble ----------------------------------------------------------------------------------------------------------
 
     def add_node(self, devices: int, node: NodeId | None = None) -> None:

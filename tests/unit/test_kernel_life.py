@@ -76,7 +76,9 @@ def test_a_job_begins_with_the_checkpoint_that_it_asked_for_and_goes_back_to_it_
     device = bench.plan.devices[0]
     bench.exited(device)
     bench.all_report(lambda other: a_report(other, generation=1, voted=41, held=41)).planned().prepared()
-    assert bench.form().restore == FromCheckpoint(checkpoint=start) and bench.record.committed == 40
+    restore = bench.form().restore
+    assert isinstance(restore, FromCheckpoint) and restore.checkpoint.path == start.path
+    assert restore.checkpoint.after == an_answer(41).losses and bench.record.committed == 40
 
 
 def test_a_job_that_takes_weights_alone_begins_at_step_0() -> None:
