@@ -7,7 +7,6 @@ import json
 import random
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +113,17 @@ def test_everything_that_is_wrong_is_named(newest: CheckpointRef) -> None:
     assert lost in bad and short in bad and told.shards[1].index in bad
 
 
+def path_of_latest(folder: Path) -> Path:
+    found = manifest.latest(folder)
+    assert found is not None
+    return Path(found.path)
+
+
 def test_the_index_of_another_step_is_none_of_this(newest: CheckpointRef, tmp_path: Path) -> None:
     path, older = Path(newest.path), tmp_path / "step-00000005.g1"
     name = manifest.load_manifest(path).shards[0].index
     shutil.copy(older / name, path / name)
-    assert manifest.latest(tmp_path) == replace(newest, step=5, path=str(older))
+    assert path_of_latest(tmp_path) == older
     # Nor where the manifest vouches for it.
     other = manifest.load_manifest(older).shards[0].sha256
     rewrite(path, shards=lambda shards: [[*shards[0][:3], other], *shards[1:]])
@@ -137,7 +142,7 @@ def test_a_newer_format_is_refused_and_left_alone(newest: CheckpointRef, tmp_pat
     rewrite(path, format=lambda _: 1)
     with pytest.raises(CheckpointCorrupt, match="format 1, this version reads 2"):
         manifest.load_manifest(path)
-    assert manifest.latest(tmp_path) == replace(newest, step=5, path=str(tmp_path / "step-00000005.g1"))
+    assert path_of_latest(tmp_path) == tmp_path / "step-00000005.g1"
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b.json", "..", "", "x\0.json", "a\\b.json"])
