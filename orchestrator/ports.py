@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .domain.checkpoint import CheckpointRef
 from .domain.cluster import Node
-from .domain.effects import ChoosePlan, CommitCheckpoint
+from .domain.effects import ChoosePlan, CommitCheckpoint, OnDisk
 from .domain.events import Command, HistoryEntry, StepRecord
 from .domain.ids import EffectId, JobId, NodeId, Term
 from .domain.job import JobRecord
@@ -185,9 +185,17 @@ class Saboteur(Protocol):
 # --- work that is not the kernel's ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """start: the checkpoint that the job asked to begin with, known to fit; None for its seed."""
+
+    profile: Profile
+    start: CheckpointRef | None = None
+
+
 class Prober(Protocol):
-    async def probe(self, spec: JobSpec) -> Profile:
-        """Import and describe the program in a process of its own. Raises Refused."""
+    async def probe(self, spec: JobSpec) -> Probed:
+        """Import and describe the program in a process of its own, and look at what it begins with. Raises Refused."""
         ...
 
 
@@ -197,8 +205,9 @@ class Planner(Protocol):
 
 class Checkpoints(Protocol):
     async def commit(self, effect: CommitCheckpoint) -> CheckpointRef:
-        """Check that the shards cover every line, write the manifest last, then let go of what is no longer kept.
+        """Check that the shards cover every line, then write the manifest, last. Raises OSError or Refused."""
+        ...
 
-        Raises OSError or Refused; nothing older is touched then.
-        """
+    async def keep_house(self, effect: OnDisk) -> None:
+        """Raises OSError or Refused; a checkpoint that is to be kept is untouched then."""
         ...
