@@ -89,10 +89,3 @@ def test_everything_but_the_nodes_is_killed_and_up_takes_them_up(cluster: LocalC
     job.until(lambda view: view.step > step + 20)
     assert job.pids() == before and len(job.view().incidents) == incidents
     job.assert_every_step_once()
-
-
-def test_devices_of_a_job_that_outlived_its_head_are_free_when_it_ends(cluster: LocalCluster, job: TinyJob) -> None:
-    """A GCS that was started again can end no actor that is older than itself."""
-    job.cancel()
-    another = TinyJob.start(job.client, cluster.state_dir)
-    assert len(another.nodes()) == 2
