@@ -152,6 +152,8 @@ class Arena:
             self.here[device].settle(restore)
         if isinstance(restore, FromCheckpoint) and restore.checkpoint.path not in self.world.paths(self.job):
             raise Violation(f"generation {self.generation} restores from {restore.checkpoint}, which was never committed")
+        if isinstance(restore, FromSeed) and self.world.scenario.start_of(self.job):
+            raise Violation(f"generation {self.generation} begins with the seed, and {self.job} asked for a checkpoint")
         if isinstance(restore, FromMemory):
             self._check_moves(restore)
             # Now, because a source that has restored holds something else.
