@@ -78,6 +78,7 @@ LabelWord = Annotated[
         json_schema_extra={"allowed": "1..63 letters, digits, dots, dashes or underscores, a letter or digit at both ends"},
     ),
 ]
+Folder = Annotated[str, Field(pattern=r"^(/|$)", max_length=4096, json_schema_extra={"allowed": "an absolute path"})]
 Degree = Annotated[int, Field(strict=True, ge=1, le=65536)]
 
 
@@ -128,6 +129,7 @@ class ParallelSection(Request):
 class CheckpointSection(Request):
     every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "every")
     keep_last: Annotated[Whole, Field(ge=1, le=1000)] = _default(CheckpointSpec, "keep_last")
+    restore_from: Folder = _default(CheckpointSpec, "restore_from")
 
 
 class RecoverySection(Request):

@@ -10,7 +10,7 @@ import typer
 
 from api.client.errors import ClientError
 
-from . import chaos, cluster, jobs
+from . import chaos, checkpoints, cluster, jobs
 from .session import DEFAULT_STATE_DIR, Guarded, Session, out, print_json, session_of
 
 app = typer.Typer(
@@ -60,4 +60,5 @@ def client_version() -> str:
 
 jobs.register(app)
 cluster.register(app)
+checkpoints.register(app)
 chaos.register(app)

@@ -329,5 +329,13 @@ def number(value: float | None, spec: str) -> str:
     return "–" if value is None else format(value, spec)
 
 
+def table_of(*columns: str, left: int = 1) -> Table:
+    """Columns that do not wrap; the first `left` of them of words, the rest of numbers."""
+    table = _table()
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
+    return table
+
+
 def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))

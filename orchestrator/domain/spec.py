@@ -68,6 +68,8 @@ class CheckpointSpec:
     every: int = 25
     """Steps between checkpoints; 0 turns them off."""
     keep_last: int = 2
+    restore_from: str = ""
+    """Begin with this checkpoint, not the seed: its folder, or one whose newest is meant. The job goes on at its step."""
 
 
 NCCL_ABORT_S = 1.0

@@ -206,6 +206,7 @@ def test_a_shard_that_cannot_be_written_is_not_announced_and_training_goes_on(tm
     assert [(event.step, event.generation) for event in said] == [(0, 1)]
 
 
-def test_the_manifest_module_needs_no_torch() -> None:
-    code = "import sys, orchestrator.adapters.manifest; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("module", ["orchestrator.adapters.manifest", "worker.checkpoint.writer"])
+def test_what_runs_beside_training_needs_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,8 +15,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from orchestrator.adapters.manifest import directory_name, write_durably
 from orchestrator.domain.checkpoint import ShardRef
@@ -26,9 +28,11 @@ from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.protocol import ShardSaved
 
-from ..parallel.device import host_memory
-from ..state.holdings import KINDS, Holdings, Piece
+from ..state.pieces import KINDS, Piece
 from .format import ITEM_BYTES, StoredPiece, chunks, encode_index, file_stem
+
+if TYPE_CHECKING:  # who writes needs no torch, which takes seconds to import
+    from ..state.holdings import Holdings
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +45,12 @@ class Snapshot:
     answer: Answer | None
     generation: Generation
     pieces: tuple[Piece, ...]
-    state: torch.Tensor
+    state: npt.NDArray[np.float32]
 
     @staticmethod
     def of(holdings: Holdings, generation: Generation, answer: Answer | None = None) -> Snapshot:
-        owned = holdings.state[:, : holdings.owned]
-        state = host_memory(owned)
-        for row, kept in zip(owned, state, strict=True):  # row by row: an accelerator has no room for a dense copy
-            kept.copy_(row)
+        # Row by row: an accelerator has no room for a dense copy.
+        state = np.stack([row[: holdings.owned].cpu().numpy() for row in holdings.state])
         return Snapshot(
             step=holdings.step,
             answer=answer,
@@ -128,7 +130,7 @@ def write_shard(root: Path, profile: Profile, device: Device, snapshot: Snapshot
             for piece in snapshot.pieces:
                 for interval in chunks(piece.interval):
                     low = piece.offset + interval.start - piece.interval.start
-                    content = snapshot.state[row, low : low + len(interval)].numpy().data.cast("B")
+                    content = snapshot.state[row, low : low + len(interval)].data.cast("B")
                     file.write(content)
                     stored.append(StoredPiece(interval, kind, position, hashlib.sha256(content).hexdigest()))
                     position += len(interval) * ITEM_BYTES

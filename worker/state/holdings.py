@@ -19,8 +19,8 @@ from orchestrator.domain.ids import Generation, Rank, Step
 from orchestrator.domain.layout import Bucket
 from orchestrator.domain.profile import Interval, joined
 
-KINDS = ("p", "m", "v")
-"""What each row of `state` is called in checkpoints."""
+from .pieces import KINDS as KINDS
+from .pieces import Piece as Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,6 @@ class Segment:
     bucket: int
     start: int
     stop: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    interval: Interval
     offset: int
 
 
