@@ -129,7 +129,10 @@ class ParallelSection(Request):
 class CheckpointSection(Request):
     every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "every")
     keep_last: Annotated[Whole, Field(ge=1, le=1000)] = _default(CheckpointSpec, "keep_last")
+    keep_every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "keep_every")
+    keep_best: Annotated[Whole, Field(ge=0, le=1000)] = _default(CheckpointSpec, "keep_best")
     restore_from: Folder = _default(CheckpointSpec, "restore_from")
+    weights_only: Annotated[bool, Field(strict=True)] = _default(CheckpointSpec, "weights_only")
 
 
 class RecoverySection(Request):
@@ -204,6 +207,9 @@ def _contradictions(job: JobFile) -> tuple[FieldProblem, ...]:
     if "warmup_steps" in train.model_fields_set and train.warmup_steps > train.steps:
         message = f"train.warmup_steps is {train.warmup_steps}, more than all {train.steps} steps; lower it"
         found.append(_too_high("train.warmup_steps", train.warmup_steps, message, train.steps))
+    if job.checkpoint.weights_only and not job.checkpoint.restore_from:
+        message = "checkpoint.weights_only is true and checkpoint.restore_from names no checkpoint; name one"
+        found.append(FieldProblem(field="checkpoint.weights_only", value=True, message=message, allowed="false"))
     if train.min_learning_rate > train.learning_rate:
         message = (
             f"train.min_learning_rate {train.min_learning_rate:g} is above train.learning_rate {train.learning_rate:g}; "

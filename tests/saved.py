@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from orchestrator.adapters import manifest, spec_file
 from orchestrator.adapters.starting_point import Found, find
+from orchestrator.domain.errors import Refused
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.layout import buckets
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.spec import JobSpec
-from worker.checkpoint.writer import Snapshot, write_shard
+from worker.checkpoint.writer import ShardWriter, Snapshot
+from worker.data import sources
 from worker.programs.causal_lm import PROGRAM
 from worker.state.holdings import Holdings
 
@@ -41,6 +45,8 @@ def state_of(spec: JobSpec, seed: int = 0) -> dict[str, torch.Tensor]:
 def save(folder: Path, spec: JobSpec, state: dict[str, torch.Tensor], step: int = 5, generation: int = 1) -> Found:
     """In `folder`, as the job of `spec` would have it."""
     profile = PROGRAM.describe(spec)
+    with suppress(Refused):  # of no text, where a test has none
+        profile = replace(profile, text_sha256=sources.digest(sources.load(spec.data)))
     plan = a_plan(profile.num_layers, spec.train.micro_batches)
     shards = []
     for seat in plan.seats:
@@ -48,7 +54,7 @@ def save(folder: Path, spec: JobSpec, state: dict[str, torch.Tensor], step: int 
         held.step = Step(step)
         for interval in held.intervals:
             held.fill(interval, state[interval.line][:, interval.start : interval.stop])
-        shards.append(write_shard(folder, profile, seat.device, Snapshot.of(held, Generation(generation))))
+        shards.append(ShardWriter(folder, profile, seat.device).write(Snapshot.of(held, Generation(generation))))
     spec_file.keep(folder, spec_file.Kept(job=JobId("job-1"), spec=spec, profile=profile))
     path = folder / manifest.directory_name(Step(step), Generation(generation))
     manifest.commit(path, Step(step), Generation(generation), spec_file.hash_of(spec), spec.train.seed, shards)

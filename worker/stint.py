@@ -74,9 +74,12 @@ class Stint:
             faultpoint("before_vote")
             ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
             self._vote_for(step)
-            total = session.vote(torch.cat([ballot.new_tensor([float(stop)]), ballot]), gradients.num_maxima)
+            entries = [ballot.new_tensor([float(stop)]), self.copies.ballot(held), ballot]
+            total = session.vote(torch.cat(entries), gradients.num_maxima)
+            sums, found = total[1 : 1 + Copies.NUM_ENTRIES], total[1 + Copies.NUM_ENTRIES :]
             try:
-                answer = gradients.answer(total[1:], session.plan.world_size, step)
+                if self.copies.agree(sums, held, step):
+                    answer = gradients.answer(found, session.plan.world_size, step)
             except TrainingDiverged:
                 # All see the same sum, so all are here: where copies differ, flipped bits of the state are the reason.
                 self._compare(step)
@@ -93,6 +96,7 @@ class Stint:
         with self.feeders.updating:
             kept.apply(held, answer)
             self.feeders.applied(answer)
+        self.copies.note(held)
         faultpoint("after_update")
         progress.phase(Phase.GATHER, generation, step)
         data.gather()

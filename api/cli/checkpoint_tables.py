@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .render import table_of
+from api.views import CheckpointView
+
+from .render import seconds, table_of
+
+
+def checkpoints(found: Sequence[CheckpointView]) -> RenderableType:
+    table = table_of("STEP", "GEN.", "KIND", "TIER", "NEW", "TOTAL", "TOOK", "VERIFIED", words=("KIND", "TIER", "VERIFIED"))
+    table.add_column("PATH", overflow="fold")
+    for one in found:
+        sizes = [size(bytes) if bytes is not None else "–" for bytes in (one.new_bytes, one.total_bytes)]
+        took = seconds(one.seconds) if one.seconds is not None else "–"
+        row = (str(one.generation), one.kind, one.tier, *sizes, took, "✓" if one.verified else "–", Text(one.path))
+        table.add_row(Text(str(one.step), "bold"), *row)
+    return table
 
 
 def difference(found: dict[str, Any]) -> RenderableType:
     """Of two checkpoints, element by element."""
-    table = table_of("PARAMETER", "KIND", "UNLIKE", "OF", "LARGEST", left=2)
+    table = table_of("PARAMETER", "KIND", "UNLIKE", "OF", "LARGEST", words=("PARAMETER", "KIND"))
     for one in found["unlike"]:
         row = (one["kind"], f"{one['unlike']:,}", f"{one['elements']:,}", f"{one['largest']:.3g}")
         table.add_row(Text(one["line"], "bold"), *row)

@@ -29,6 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")
 Where = Annotated[
     str, typer.Argument(metavar="PATH|JOB", help="A checkpoint's folder, a job's, or a job by id, name or `last`.")
 ]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="An id, a name, or `last`.")]
 AtStep = Annotated[int | None, typer.Option("--step", min=0, help="Of this step; else the newest good one.")]
 READERS = ("torch", "numpy")
 
@@ -40,9 +41,23 @@ class Dtype(StrEnum):
 
 def register(app: typer.Typer) -> None:
     ckpt = typer.Typer(no_args_is_help=True, help="Look at checkpoints, check them, compare them, take them elsewhere.")
-    for name, command in (("verify", verify), ("export", export), ("diff", diff), ("gc", gc)):
+    for name, command in (("ls", ls), ("verify", verify), ("export", export), ("diff", diff), ("gc", gc)):
         ckpt.command(name)(command)
     app.add_typer(ckpt, name="ckpt")
+
+
+def ls(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
+    """List a job's checkpoints, newest first."""
+    client = session_of(ctx).client()
+    job_id = find_job(client, job)
+    found = client.checkpoints(job_id)
+    if as_json:
+        print_json(found)
+    elif not found:
+        out().print(f"{job_id} has no checkpoint yet")
+    else:
+        out().print(tables.checkpoints(found))
+        hint([f"everstep ckpt verify {job_id}", f"everstep ckpt export {job_id} FOLDER"])
 
 
 def verify(ctx: typer.Context, path: Where, step: AtStep = None, as_json: AsJson = False) -> None:

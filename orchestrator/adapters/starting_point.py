@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
 from ..domain.checkpoint import CheckpointRef
 from ..domain.errors import FieldProblem, Refused
+from ..domain.ids import Step
 from ..domain.profile import Profile
 from ..domain.spec import JobSpec
 from . import manifest, spec_file
 from .manifest import MANIFEST, CheckpointCorrupt, Manifest
+from .sealed import reference
 
 FIELD = "checkpoint.restore_from"
 SHOWN = 5
@@ -30,8 +32,7 @@ class Found:
 
     @property
     def reference(self) -> CheckpointRef:
-        it = self.manifest
-        return CheckpointRef(step=it.step, generation=it.generation, path=str(self.path), answer=it.answer)
+        return reference(self.path, self.manifest)
 
     @property
     def kept(self) -> spec_file.Kept:
@@ -68,7 +69,8 @@ def committed(folder: Path) -> list[Found]:
     for path in folder.glob("step-*"):
         with suppress(CheckpointCorrupt):
             found.append(Found(path=path, manifest=manifest.load_manifest(path)))
-    return sorted(found, key=lambda one: (one.manifest.step, one.manifest.generation), reverse=True)
+    # A later generation may have been rolled back to an earlier step.
+    return sorted(found, key=lambda one: (one.manifest.generation, one.manifest.step), reverse=True)
 
 
 def folder_of(path: Path) -> Path:
@@ -94,10 +96,13 @@ def start_of(spec: JobSpec, profile: Profile) -> CheckpointRef | None:
         raise _refused(asked, f"is {asked!r}, and {error}") from error
     if problem:
         raise _refused(asked, f"is {asked!r}, whose parameters are not this program's: {problem}; use the same model")
-    step = found.manifest.step
-    if step >= spec.train.steps:
-        steps = spec.train.steps
-        raise _refused(asked, f"is the checkpoint of step {step} and train.steps is {steps}: nothing is left; raise that")
+    if spec.checkpoint.weights_only:
+        # To a worker, state of step 0 is weights alone.
+        return replace(found.reference, step=Step(0), answer=None)
+    step, steps = found.manifest.step, spec.train.steps
+    if step >= steps:
+        said = f"is the checkpoint of step {step} and train.steps is {steps}: nothing is left"
+        raise _refused(asked, f"{said}; raise that or set checkpoint.weights_only")
     return found.reference
 
 

@@ -49,7 +49,7 @@ class Filling:
         restore = self._form.restore
         for device in members:
             self._here[device].settle(restore)
-        if isinstance(restore, FromCheckpoint) and restore.checkpoint not in self._place.checkpoints[self._job]:
+        if isinstance(restore, FromCheckpoint) and restore.checkpoint.path not in self._place.paths(self._job):
             raise Violation(
                 f"generation {self._form.generation} restores from {restore.checkpoint}, which was never committed"
             )

@@ -44,3 +44,7 @@ class Place:
     def next_pid(self) -> int:
         self._last_pid += 1
         return self._last_pid
+
+    def paths(self, job: JobId) -> set[str]:
+        """Of the checkpoints that are there."""
+        return {one.path for one in self.checkpoints[job]}

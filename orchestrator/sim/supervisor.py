@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import (
     AddNode,
     CallHost,
@@ -15,7 +16,9 @@ from orchestrator.domain.effects import (
     Effect,
     KillNode,
     Loose,
+    NoteCheckpoint,
     ProbeProgram,
+    PruneCheckpoints,
     Sabotage,
 )
 from orchestrator.domain.errors import StaleTerm
@@ -227,8 +230,16 @@ class SimSupervisor:
                 self._answer(
                     identity, job, lambda: CheckpointCommitted(job=job, checkpoint=self.world.write_checkpoint(effect))
                 )
+            case NoteCheckpoint(job=job):
+                self.tell(EffectDone(job=job, effect=identity), urgent=False)
+            case PruneCheckpoints(job=job, keep=keep):
+                self._soon(PLAN_S, lambda: self._prune(identity, job, keep))
             case KillNode() | AddNode() | Sabotage():
                 self._provide(effect)
+
+    def _prune(self, identity: EffectId, job: JobId, keep: tuple[CheckpointRef, ...]) -> None:
+        self.world.prune_checkpoints(job, keep)
+        self.tell(EffectDone(job=job, effect=identity), urgent=False)
 
     def _answer(self, identity: EffectId, job: JobId, work: Callable[[], Input]) -> None:
         def tell() -> None:

@@ -131,6 +131,11 @@ class World(Place):
         self.checkpoints[effect.job].add(checkpoint)
         return checkpoint
 
+    def prune_checkpoints(self, job: JobId, keep: tuple[CheckpointRef, ...]) -> None:
+        """As on disk: what is newer than the newest to be kept is not touched."""
+        newest, paths = max(one.step for one in keep), {one.path for one in keep}
+        self.checkpoints[job] = {one for one in self.checkpoints[job] if one.path in paths or one.step > newest}
+
     # --- trouble ----------------------------------------------------------------------------------------------------------
 
     def add_node(self, devices: int, node: NodeId | None = None) -> None:

@@ -77,8 +77,8 @@ def objection(draft: Draft, asked: FaultRequested) -> str:
     is_flip = asked.fault is FaultKind.BIT_FLIP
     if asked.fault in COSTLY and not asked.beyond_mirrors and (FaultKind.BIT_FLIP in open_ones or (is_flip and open_ones)):
         return (
-            "a flipped bit is only found while both copies are there to be compared; wait until what was asked for before "
-            "has its verdict, or ask beyond mirrors"
+            "a flipped bit leaves one good copy of what it is in; wait until what was asked for before has its verdict, "
+            "or ask beyond mirrors"
         )
     if asked.fault in COSTLY and not asked.beyond_mirrors and (lost := _last_copies(draft, devices)):
         return (

@@ -1,30 +1,37 @@
-"""Reading any intervals out of a committed checkpoint, whatever plan wrote it. Every byte used has had its hash checked."""
+"""Reading any intervals out of a committed checkpoint, whatever plan wrote it. Every byte used has had its hash checked.
+
+Pieces are read in the order in which they lie in their packs, by a few threads (reading, hashing and decompressing let go
+of the interpreter), and straight to where they are wanted where nothing has to be decoded.
+"""
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from orchestrator.adapters.manifest import CheckpointCorrupt, load_index, load_manifest
+from orchestrator.adapters.index import ITEM_BYTES, RAW, IndexedPiece
+from orchestrator.adapters.manifest import CheckpointCorrupt, load_indexes, load_manifest
 from orchestrator.domain.profile import Interval
 
 from ..state.holdings import KINDS
-from .format import ITEM_BYTES
+from .coding import Coder, digest
+from .packs import Descriptors, batches, in_parallel, opened, read_into, what
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Stored:
-    start: int
-    stop: int
-    offset: int
-    file: Path
-    sha256: str
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """into: (len(interval),) fp32, contiguous, on the host."""
+
+    interval: Interval
+    kind: str
+    into: torch.Tensor
 
 
 def read(
@@ -34,51 +41,78 @@ def read(
 
     Raises CheckpointCorrupt naming the file and the piece whose bytes are missing or not those that were written.
     """
-    stored = _stored(path)
-    last: tuple[_Stored, torch.Tensor] | None = None  # neighbouring intervals often end and begin in one piece
-    result = {}
-    for kind in kinds:
-        for interval in intervals:
-            values = torch.empty(len(interval), dtype=torch.float32)
-            pieces = stored.get((interval.line, kind), [])
-            position = interval.start
-            number = max(0, bisect_right(pieces, position, key=lambda piece: piece.start) - 1)
-            while position < interval.stop:
-                if number >= len(pieces) or not pieces[number].start <= position < pieces[number].stop:
-                    raise CheckpointCorrupt(f"{path}: no piece holds {kind} of {interval.line} at element {position}")
-                piece = pieces[number]
-                if last is None or last[0] is not piece:
-                    last = (piece, _content(piece, interval.line, kind))
-                stop = min(piece.stop, interval.stop)
-                values[position - interval.start : stop - interval.start] = last[1][
-                    position - piece.start : stop - piece.start
-                ]
-                position, number = stop, number + 1
-            result[interval, kind] = values
+    result = {(i, kind): torch.empty(len(i), dtype=torch.float32) for kind in kinds for i in intervals}
+    fill(path, [Wanted(interval, kind, into) for (interval, kind), into in result.items()])
     return result
 
 
-def _stored(path: Path) -> dict[tuple[str, str], list[_Stored]]:
-    found: dict[tuple[str, str], list[_Stored]] = defaultdict(list)
-    for shard in load_manifest(path).shards:
-        index = load_index(path, shard)
-        for piece in index.pieces:
-            found[piece.line, piece.kind].append(
-                _Stored(piece.start, piece.stop, piece.offset, path / index.data, piece.sha256)
-            )
+def fill(path: Path, wanted: Sequence[Wanted]) -> None:
+    """Read what is wanted to where it is wanted. Raises CheckpointCorrupt; then what is there already is worth nothing."""
+    tasks = _tasks(path, wanted)
+    with opened(path, (task.piece.pack for task in tasks)) as descriptors:
+        for _ in in_parallel(lambda batch: _read_batch(path, batch, descriptors), batches(tasks, lambda task: task.piece)):
+            pass
+
+
+@dataclass(slots=True)
+class _Task:
+    """One stored piece, and which of its elements go where: (first element, view of u8)."""
+
+    piece: IndexedPiece
+    parts: list[tuple[int, NDArray[np.uint8]]] = field(default_factory=list)
+
+
+def _tasks(path: Path, wanted: Sequence[Wanted]) -> list[_Task]:
+    """Content that several pieces have in common is read once."""
+    stored = _stored(path)
+    tasks: dict[tuple[str, int, str], _Task] = {}
+    for want in wanted:
+        interval, into = want.interval, want.into.numpy().view(np.uint8)
+        pieces = stored.get((interval.line, want.kind), [])
+        position = interval.start
+        number = max(0, bisect_right(pieces, position, key=lambda piece: piece.start) - 1)
+        while position < interval.stop:
+            if number >= len(pieces) or not pieces[number].start <= position < pieces[number].stop:
+                raise CheckpointCorrupt(f"{path}: no piece holds {want.kind} of {interval.line} at element {position}")
+            piece = pieces[number]
+            stop = min(piece.stop, interval.stop)
+            view = into[(position - interval.start) * ITEM_BYTES : (stop - interval.start) * ITEM_BYTES]
+            task = tasks.setdefault((piece.pack, piece.offset, piece.content), _Task(piece))
+            task.parts.append((position - piece.start, view))
+            position, number = stop, number + 1
+    return list(tasks.values())
+
+
+def _stored(path: Path) -> dict[tuple[str, str], list[IndexedPiece]]:
+    found: dict[tuple[str, str], list[IndexedPiece]] = defaultdict(list)
+    for part in load_indexes(path, load_manifest(path)):
+        for piece in part.pieces:
+            found[piece.line, piece.kind].append(piece)
     for pieces in found.values():
-        pieces.sort()
+        pieces.sort(key=lambda piece: piece.start)
     return found
 
 
-def _content(piece: _Stored, line: str, kind: str) -> torch.Tensor:
-    what = f"{piece.file}: {kind} of {line}, elements {piece.start}..{piece.stop - 1}"
-    try:
-        with piece.file.open("rb") as file:
-            file.seek(piece.offset)
-            content = bytearray(file.read((piece.stop - piece.start) * ITEM_BYTES))
-    except OSError as error:
-        raise CheckpointCorrupt(f"{what} cannot be read: {error}; restore an older checkpoint") from error
-    if hashlib.sha256(content).hexdigest() != piece.sha256:
-        raise CheckpointCorrupt(f"{what} do not have the hash they were written with; restore an older checkpoint")
-    return torch.frombuffer(content, dtype=torch.float32)
+def _read_batch(path: Path, batch: Sequence[_Task], descriptors: Descriptors) -> None:
+    coder = Coder()
+    most = max(task.piece.content_bytes for task in batch)
+    content, stored = np.empty(most, dtype=np.uint8), np.empty(most, dtype=np.uint8)
+    for task in batch:
+        piece, (first, *others) = task.piece, task.parts
+        is_whole = not others and first[1].size == piece.content_bytes
+        into = first[1] if is_whole else content[: piece.content_bytes]
+        try:
+            if piece.coding == RAW:
+                read_into(descriptors[piece.pack], into, piece.offset)
+            else:
+                read_into(descriptors[piece.pack], stored[: piece.length], piece.offset)
+                coder.decode(piece.coding, stored[: piece.length], into)
+        except (OSError, ValueError) as error:
+            raise CheckpointCorrupt(f"{what(path, piece)} cannot be read: {error}; restore an older checkpoint") from error
+        if digest(into.data) != piece.content:
+            raise CheckpointCorrupt(
+                f"{what(path, piece)} do not have the hash they were written with; restore an older checkpoint"
+            )
+        if not is_whole:
+            for start, view in task.parts:
+                view[:] = into[start * ITEM_BYTES : start * ITEM_BYTES + view.size]

@@ -21,7 +21,7 @@ from orchestrator.domain.layout import Move
 from orchestrator.domain.profile import BLOCK, Interval, Profile
 from orchestrator.domain.spec import JobSpec
 
-from ..checkpoint.reader import read
+from ..checkpoint.reader import Wanted, fill, read
 from ..faultpoints import faultpoint
 from ..parallel.data import Messages, Posted
 from ..program import Program
@@ -60,10 +60,24 @@ def from_seed(holdings: Holdings, program: Program, spec: JobSpec, profile: Prof
 
 
 def from_checkpoint(holdings: Holdings, path: Path) -> None:
-    """Raises CheckpointCorrupt."""
-    pieces = read(path, holdings.intervals)
+    """For step 0, where a job begins anew with the weights of another, moments are zero. Raises CheckpointCorrupt."""
+    kinds = KINDS if holdings.step else KINDS[:1]
+    if holdings.state.device.type == "cpu":  # where it is wanted, without a copy between; moments were made zero
+        rows = tuple(zip(kinds, holdings.state, strict=False))
+        wanted = [
+            Wanted(piece.interval, kind, row[piece.offset : piece.offset + len(piece.interval)])
+            for piece in holdings.pieces
+            for kind, row in rows
+        ]
+        fill(path, wanted)
+        holdings.note(holdings.intervals)
+        return
+    pieces = read(path, holdings.intervals, kinds=kinds)
     for interval in holdings.intervals:
-        holdings.fill(interval, torch.stack([pieces[interval, kind] for kind in KINDS]))
+        values = torch.zeros(len(KINDS), len(interval), dtype=torch.float32)
+        for row, kind in enumerate(kinds):
+            values[row] = pieces[interval, kind]
+        holdings.fill(interval, values)
 
 
 def give(stores: Sequence[Holdings], moves: Sequence[Move], me: Device, donation: Exchange) -> None:
