@@ -95,6 +95,7 @@ class Saves:
         self.values = values
         self.disk = disk
         self.profile = profile
+        self.spec_hash = "hash"
         self.lines = {line.name: line for line in profile.lines}
         self.writers = {device: ShardWriter(root, profile, device, disk) for device in plan.devices}
 
@@ -118,7 +119,7 @@ class Saves:
 
     def commit(self, step: int, generation: int, shards: Sequence[ShardRef]) -> CheckpointRef:
         path = self.path(step, generation)
-        return manifest.commit(path, Step(step), Generation(generation), "hash", 7, shards, disk=self.disk)
+        return manifest.commit(path, Step(step), Generation(generation), self.spec_hash, 7, shards, disk=self.disk)
 
     def checkpoint(self, step: int, generation: int = 1) -> CheckpointRef:
         return self.commit(step, generation, self.save(step, generation))

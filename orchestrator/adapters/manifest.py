@@ -92,6 +92,8 @@ def commit(
     packs = {pack: size for part in parts for pack, size in part.packs.items()}
     indexes.check_packs(path, packs)
     answer = _one_answer(path, parts)
+    if kind == "journal" and (answer is None or answer.step != step):
+        raise CheckpointIncomplete(f"{path}: a journal entry without the answer to the vote of step {step}")
     parent = _parent(path.parent, step, generation) if kind == "journal" else None
     new_bytes = sum(part.new_bytes for part in parts)
     total_bytes = sum({(p.pack, p.offset): p.length for part in parts for p in part.pieces}.values())

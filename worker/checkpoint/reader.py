@@ -1,37 +1,28 @@
-"""Reading any intervals out of a committed checkpoint, whatever plan wrote it. Every byte used has had its hash checked.
+"""Reading the state a checkpoint stands for: its base, brought forward by the very updates that training made.
 
-Pieces are read in the order in which they lie in their packs, by a few threads (reading, hashing and decompressing let go
-of the interpreter), and straight to where they are wanted where nothing has to be decoded.
+    base of step 40 ──> gradient of 41 ──> 42 ──> ... ──> the step of the checkpoint
+
+The update is a sequence of single IEEE operations on each element, so it gives the same bits whatever is cut out of the
+lines and whoever does it. What it used besides gradients is kept with the checkpoints: settings in the job's file, the
+answer in each entry.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from orchestrator.adapters.index import ITEM_BYTES, RAW, IndexedPiece
-from orchestrator.adapters.manifest import CheckpointCorrupt, load_indexes, load_manifest
+from orchestrator.adapters import spec_file
+from orchestrator.adapters.index import GRADIENT
+from orchestrator.adapters.manifest import CheckpointCorrupt, Manifest, load_chain
 from orchestrator.domain.profile import Interval
+from orchestrator.domain.spec import TrainSpec
 
-from ..state.holdings import KINDS
-from .coding import Coder, digest
-from .packs import Descriptors, batches, in_parallel, opened, read_into, what
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """into: (len(interval),) fp32, contiguous, on the host."""
-
-    interval: Interval
-    kind: str
-    into: torch.Tensor
+from ..parallel.optimizer import adamw
+from ..state.pieces import KINDS, Piece
+from .stored import Wanted, fill
 
 
 def read(
@@ -41,78 +32,53 @@ def read(
 
     Raises CheckpointCorrupt naming the file and the piece whose bytes are missing or not those that were written.
     """
-    result = {(i, kind): torch.empty(len(i), dtype=torch.float32) for kind in kinds for i in intervals}
-    fill(path, [Wanted(interval, kind, into) for (interval, kind), into in result.items()])
-    return result
+    if len(load_chain(path)) == 1:
+        result = {(i, kind): torch.empty(len(i), dtype=torch.float32) for kind in kinds for i in intervals}
+        fill(path, [Wanted(interval, kind, into) for (interval, kind), into in result.items()])
+        return result
+    pieces, offset = [], 0
+    for interval in intervals:
+        pieces.append(Piece(interval, offset))
+        offset += len(interval)
+    state = torch.empty(len(KINDS), offset, dtype=torch.float32)
+    restore(path, pieces, state, torch.empty(offset, dtype=torch.float32))
+    return {
+        (piece.interval, kind): state[KINDS.index(kind), piece.offset : piece.offset + len(piece.interval)]
+        for kind in kinds
+        for piece in pieces
+    }
 
 
-def fill(path: Path, wanted: Sequence[Wanted]) -> None:
-    """Read what is wanted to where it is wanted. Raises CheckpointCorrupt; then what is there already is worth nothing."""
-    tasks = _tasks(path, wanted)
-    with opened(path, (task.piece.pack for task in tasks)) as descriptors:
-        for _ in in_parallel(lambda batch: _read_batch(path, batch, descriptors), batches(tasks, lambda task: task.piece)):
-            pass
+def restore(path: Path, pieces: Sequence[Piece], state: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Fill the pieces' columns of `state` (3, n) with what is saved. gradient: (n,), room for one entry at a time.
 
-
-@dataclass(slots=True)
-class _Task:
-    """One stored piece, and which of its elements go where: (first element, view of u8)."""
-
-    piece: IndexedPiece
-    parts: list[tuple[int, NDArray[np.uint8]]] = field(default_factory=list)
-
-
-def _tasks(path: Path, wanted: Sequence[Wanted]) -> list[_Task]:
-    """Content that several pieces have in common is read once."""
-    stored = _stored(path)
-    tasks: dict[tuple[str, int, str], _Task] = {}
-    for want in wanted:
-        interval, into = want.interval, want.into.numpy().view(np.uint8)
-        pieces = stored.get((interval.line, want.kind), [])
-        position = interval.start
-        number = max(0, bisect_right(pieces, position, key=lambda piece: piece.start) - 1)
-        while position < interval.stop:
-            if number >= len(pieces) or not pieces[number].start <= position < pieces[number].stop:
-                raise CheckpointCorrupt(f"{path}: no piece holds {want.kind} of {interval.line} at element {position}")
-            piece = pieces[number]
-            stop = min(piece.stop, interval.stop)
-            view = into[(position - interval.start) * ITEM_BYTES : (stop - interval.start) * ITEM_BYTES]
-            task = tasks.setdefault((piece.pack, piece.offset, piece.content), _Task(piece))
-            task.parts.append((position - piece.start, view))
-            position, number = stop, number + 1
-    return list(tasks.values())
-
-
-def _stored(path: Path) -> dict[tuple[str, str], list[IndexedPiece]]:
-    found: dict[tuple[str, str], list[IndexedPiece]] = defaultdict(list)
-    for part in load_indexes(path, load_manifest(path)):
-        for piece in part.pieces:
-            found[piece.line, piece.kind].append(piece)
-    for pieces in found.values():
-        pieces.sort(key=lambda piece: piece.start)
-    return found
-
-
-def _read_batch(path: Path, batch: Sequence[_Task], descriptors: Descriptors) -> None:
-    coder = Coder()
-    most = max(task.piece.content_bytes for task in batch)
-    content, stored = np.empty(most, dtype=np.uint8), np.empty(most, dtype=np.uint8)
-    for task in batch:
-        piece, (first, *others) = task.piece, task.parts
-        is_whole = not others and first[1].size == piece.content_bytes
-        into = first[1] if is_whole else content[: piece.content_bytes]
-        try:
-            if piece.coding == RAW:
-                read_into(descriptors[piece.pack], into, piece.offset)
-            else:
-                read_into(descriptors[piece.pack], stored[: piece.length], piece.offset)
-                coder.decode(piece.coding, stored[: piece.length], into)
-        except (OSError, ValueError) as error:
-            raise CheckpointCorrupt(f"{what(path, piece)} cannot be read: {error}; restore an older checkpoint") from error
-        if digest(into.data) != piece.content:
+    Both fp32 on the host; columns that belong to no piece are updated with the others, and stay zero where they are.
+    Raises CheckpointCorrupt; then what is there already is worth nothing.
+    """
+    (base, _), *entries = load_chain(path)
+    fill(base, [Wanted(p.interval, kind, _cut(row, p)) for kind, row in zip(KINDS, state, strict=True) for p in pieces])
+    for at, entry in entries:
+        if entry.answer is None or entry.answer.step != entry.step:
             raise CheckpointCorrupt(
-                f"{what(path, piece)} do not have the hash they were written with; restore an older checkpoint"
+                f"{at} does not say what was answered to the vote of its step; restore an older checkpoint"
             )
-        if not is_whole:
-            for start, view in task.parts:
-                view[:] = into[start * ITEM_BYTES : start * ITEM_BYTES + view.size]
+        fill(at, [Wanted(piece.interval, GRADIENT[0], _cut(gradient, piece)) for piece in pieces])
+        train, decayed = _update_of(at, entry, pieces)
+        adamw(train, entry.answer, state, gradient, decayed)
+
+
+def _update_of(path: Path, entry: Manifest, pieces: Sequence[Piece]) -> tuple[TrainSpec, list[tuple[int, int]]]:
+    """The settings of the update, and the columns that decay."""
+    kept = spec_file.load(path.parent, entry.spec_hash)
+    decays = {line.name for line in kept.profile.lines if line.decay}
+    decayed: list[tuple[int, int]] = []
+    for start, stop in sorted((p.offset, p.offset + len(p.interval)) for p in pieces if p.interval.line in decays):
+        if decayed and decayed[-1][1] == start:
+            decayed[-1] = (decayed[-1][0], stop)
+        else:
+            decayed.append((start, stop))
+    return kept.spec.train, decayed
+
+
+def _cut(row: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return row[piece.offset : piece.offset + len(piece.interval)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.adapters.index import GRADIENT
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, Step
 
@@ -36,3 +37,15 @@ class Snapshot:
         # Row by row: an accelerator has no room for a dense copy.
         state = np.stack([row[: holdings.owned].cpu().numpy() for row in holdings.state])
         return Snapshot(step=holdings.step, answer=answer, generation=generation, pieces=holdings.owned_pieces, state=state)
+
+    @staticmethod
+    def of_gradient(holdings: Holdings, generation: Generation, answer: Answer) -> Snapshot:
+        """A journal entry: what the update of `holdings.step` used, which holdings keep until the next gradient comes."""
+        return Snapshot(
+            step=holdings.step,
+            answer=answer,
+            generation=generation,
+            pieces=holdings.owned_pieces,
+            state=holdings.gradient[None, : holdings.owned].cpu().numpy().copy(),
+            kinds=GRADIENT,
+        )

@@ -21,7 +21,7 @@ from orchestrator.domain.layout import Move
 from orchestrator.domain.profile import BLOCK, Interval, Profile
 from orchestrator.domain.spec import JobSpec
 
-from ..checkpoint.reader import Wanted, fill, read
+from ..checkpoint.reader import read, restore
 from ..faultpoints import faultpoint
 from ..parallel.data import Messages, Posted
 from ..program import Program
@@ -62,14 +62,8 @@ def from_seed(holdings: Holdings, program: Program, spec: JobSpec, profile: Prof
 def from_checkpoint(holdings: Holdings, path: Path) -> None:
     """For step 0, where a job begins anew with the weights of another, moments are zero. Raises CheckpointCorrupt."""
     kinds = KINDS if holdings.step else KINDS[:1]
-    if holdings.state.device.type == "cpu":  # where it is wanted, without a copy between; moments were made zero
-        rows = tuple(zip(kinds, holdings.state, strict=False))
-        wanted = [
-            Wanted(piece.interval, kind, row[piece.offset : piece.offset + len(piece.interval)])
-            for piece in holdings.pieces
-            for kind, row in rows
-        ]
-        fill(path, wanted)
+    if holdings.state.device.type == "cpu" and kinds == KINDS:  # where it is wanted, without a copy between
+        restore(path, holdings.pieces, holdings.state, holdings.gradient)
         holdings.note(holdings.intervals)
         return
     pieces = read(path, holdings.intervals, kinds=kinds)
