@@ -12,9 +12,7 @@ from orchestrator.domain.ids import JobId
 
 from . import manifest, spec_file
 from .durable import write_durably
-
-SINCE = "since.json"
-"""Beside the manifest: what is known of a checkpoint since it was committed."""
+from .starting_point import SINCE
 
 
 class FolderCheckpoints:
@@ -28,8 +26,10 @@ class FolderCheckpoints:
 
     async def keep_house(self, effect: OnDisk) -> None:
         match effect:
-            case NoteCheckpoint(checkpoint=checkpoint):
-                await asyncio.to_thread(note, checkpoint)
+            case NoteCheckpoint(job=job, checkpoint=checkpoint):
+                # What a job begins with may be another job's, whose step after it was another one.
+                if Path(checkpoint.path).parent == self._folder(job):
+                    await asyncio.to_thread(note, checkpoint)
             case PruneCheckpoints(job=job, keep=keep):
                 kept = [Path(one.path) for one in keep]
                 await asyncio.to_thread(manifest.prune, self._folder(job), 1, keep=kept)

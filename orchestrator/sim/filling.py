@@ -53,6 +53,10 @@ class Filling:
             raise Violation(
                 f"generation {self._form.generation} restores from {restore.checkpoint}, which was never committed"
             )
+        if isinstance(restore, FromSeed) and self._place.scenario.start_of(self._job):
+            raise Violation(
+                f"generation {self._form.generation} begins with the seed, and {self._job} asked for a checkpoint"
+            )
         if isinstance(restore, FromMemory):
             self._check_moves(restore)
             # Now, because a source that has restored holds something else.

@@ -222,8 +222,9 @@ class SimSupervisor:
                     self.tell(EffectDone(job=job, effect=identity), urgent=False)
                 else:
                     line.send(identity, request)
-            case ProbeProgram(job=job):
-                self._answer(identity, job, lambda: ProgramProbed(job=job, profile=profile()))
+            case ProbeProgram(job=job, spec=spec):
+                start = self.world.start_of(job, spec)
+                self._answer(identity, job, lambda: ProgramProbed(job=job, profile=profile(), start=start))
             case ChoosePlan(job=job, generation=generation):
                 self._answer(identity, job, lambda: PlanChosen(job=job, generation=generation, result=choose(effect)))
             case CommitCheckpoint(job=job):

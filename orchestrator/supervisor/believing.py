@@ -14,7 +14,7 @@ from orchestrator.domain.checkpoint import Canary, CheckpointRef
 from orchestrator.domain.effects import NoteCheckpoint
 from orchestrator.domain.generation import Answer, Unreadable
 from orchestrator.domain.ids import Generation
-from orchestrator.domain.job import Failed
+from orchestrator.domain.job import Failed, Stopping
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FromCheckpoint, FromMemory, Restore
 from orchestrator.recovery.canary import difference
@@ -69,6 +69,8 @@ def void_where_canary_failed(draft: Draft, generation: Generation) -> bool:
         return True
     draft.set(canary=None, void=generation)
     distrust(draft, canary.checkpoint, f"the first step after it differs: {canary.failed}")
+    if isinstance(draft.state, Stopping):
+        return False
     if draft.record.distrusted < MAX_DISTRUSTED:
         return True
     stop(
@@ -96,6 +98,11 @@ def distrust(draft: Draft, checkpoint: CheckpointRef, why: str) -> None:
     if left == known:
         return
     newest = left[0] if left else None
+    if newest is None and record.spec.checkpoint.restore_from:
+        # From the seed it would be another job than was asked for.
+        said = f"the checkpoint of step {checkpoint.step} to begin with is no good: {why}"
+        stop(draft, Failed(at=draft.now, message=said))
+        return
     draft.set(checkpoint=newest, older=left[1:], distrusted=record.distrusted + 1)
     then = f"the one of step {newest.step} is the newest now" if newest else "there is no other, so training begins again"
     draft.say(
