@@ -16,7 +16,7 @@ from orchestrator.domain.quarantine import Quarantine
 from orchestrator.ports import Commit
 
 from .memory import Violation, uncovered
-from .scenario import profile, reference
+from .scenario import Scenario, profile, reference
 
 MAX_OUTBOX = 64
 """Effects that may be outstanding at once in a cluster of this size; more means that some are never done."""
@@ -25,7 +25,8 @@ MAX_OUTBOX = 64
 class Checker:
     """held: what living ranks that can be reached hold of a job at a step."""
 
-    def __init__(self, held: Callable[[JobRecord, Step], list[Interval]]) -> None:
+    def __init__(self, scenario: Scenario, held: Callable[[JobRecord, Step], list[Interval]]) -> None:
+        self._scenario = scenario
         self._held = held
         self._records: Mapping[JobId, JobRecord] = {}
         self._quarantine: tuple[Quarantine, ...] = ()
@@ -90,7 +91,7 @@ class Checker:
             committed = step
         if record.committed < committed - counted:
             raise Violation(f"{record.id} goes from step {committed} to {record.committed} with {counted} steps counted")
-        first = self._world.scenario.start_of(record.id) + 1
+        first = self._scenario.start_of(record.id) + 1
         if record.committed > committed and not all(Step(s) in curve for s in range(first, record.committed + 1)):
             raise Violation(f"{record.id} goes from step {committed} to {record.committed} without recording them")
 
@@ -105,7 +106,7 @@ class Checker:
         where = f"generation {state.closing.generation} of {record.id} is settled at {settled}"
         if seen and max(seen) > settled:
             raise Violation(f"{where}, and {max(seen)} was seen to pass")
-        if settled > max([passed, self._world.scenario.start_of(record.id), *self.curves[record.id]]):
+        if settled > max([passed, self._scenario.start_of(record.id), *self.curves[record.id]]):
             raise Violation(f"{where}, which never passed")
 
     def _check_rollback(self, record: JobRecord) -> None:
@@ -160,7 +161,7 @@ class Checker:
                 raise Violation(f"{job} is over and nobody judged its faults {still_open}")
             if type(record.state).__name__ != "Succeeded":
                 continue
-            first = self._world.scenario.start_of(job) + 1
+            first = self._scenario.start_of(job) + 1
             missing = [s for s in range(first, record.spec.train.steps + 1) if Step(s) not in self.curves[job]]
             if missing or record.committed != record.spec.train.steps:
                 raise Violation(f"{job} succeeded without steps {missing}, at {record.committed}")

@@ -51,7 +51,7 @@ class World(Place):
         self.points = 0
         """Commits and effects so far while a generation was being replaced."""
         self._dies_at = dies_at
-        self.checker = Checker(self._held)
+        self.checker = Checker(scenario, self._held)
         self.store = SimStore(self.checker)
         self.store_stalled_until = 0.0
         self.hosts: dict[tuple[JobId, NodeId], SimHost] = {}
