@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from .checkpoint import Canary, CheckpointRef, ShardRef
+from .checkpoint import After, Canary, CheckpointRef, ShardRef
 from .effects import Effect
 from .faults import Injected
 from .generation import Answer, RankReport, Settlement
@@ -319,6 +319,8 @@ class JobRecord:
     """The newest that is believed."""
     older: tuple[CheckpointRef, ...] = ()
     """Those before it that are kept, newest first."""
+    after: Mapping[Step, After] = field(default_factory=dict)
+    """Of the latest steps that are to be saved and whose checkpoint is not committed yet."""
     canary: Canary | None = None
     distrusted: int = 0
     """Checkpoints in a row that were not what was saved."""

@@ -23,18 +23,18 @@ pytestmark = pytest.mark.timeout(180)
 
 def test_training_goes_back_to_a_checkpoint_that_can_be_read_and_is_what_was_saved(tmp_path: Path) -> None:
     """One rank alone: whatever it held is lost with it."""
-    spec = a_job(steps=40)
+    spec = a_job(steps=44)
     spec = replace(
         spec,
         parallel=ParallelSpec(tp=1, pp=1, dp=1),
-        checkpoint=CheckpointSpec(every=5, keep_last=3),
+        checkpoint=CheckpointSpec(every=8, keep_last=3),
         recovery=replace(spec.recovery, mirrors=0),
     )
 
     async def scenario() -> None:
         async with a_rig(tmp_path, num_nodes=1, num_devices=1) as rig:
             kill = FaultRequested(fault=FaultKind.KILL, job=JOB, rank=0, beyond_mirrors=True)
-            damage = {13: _damaged, 27: _forged}
+            damage = {18: _damaged, 34: _forged}
 
             async def disturb(step: int) -> None:
                 if do := damage.pop(step, None):
@@ -50,7 +50,7 @@ def test_training_goes_back_to_a_checkpoint_that_can_be_read_and_is_what_was_sav
             assert [kind for kind, _ in told].count("checkpoint_proven") == 2
             causes = [incident.fault.cause for incident in job.incidents]
             assert causes.count(Cause.CHECKPOINT) >= 1, causes
-            assert job.committed == Step(40) and job.distrusted == 0
+            assert job.committed == Step(44) and job.distrusted == 0
             assert largest_gap(rig.losses, spec) <= 1e-5
 
     asyncio.run(scenario())
