@@ -14,6 +14,7 @@ from orchestrator.domain.job import Failed
 from orchestrator.domain.protocol import ShardSaved
 from orchestrator.recovery.retention import kept
 
+from .believing import believed
 from .draft import Draft
 from .forming import at_work
 from .stopping import stop
@@ -56,7 +57,7 @@ def checkpoint_committed(draft: Draft, checkpoint: CheckpointRef) -> None:
     known = (*((record.checkpoint,) if record.checkpoint else ()), *record.older)
     if (known and checkpoint.step < known[0].step) or any(one.path == checkpoint.path for one in known):
         return  # told twice, or overtaken by a newer one
-    newest = replace(checkpoint, at=draft.now)
+    newest = believed(draft, replace(checkpoint, at=draft.now))
     keep = kept((newest, *(one for one in known if one.step != newest.step)), record.spec.checkpoint)
     draft.set(checkpoint=newest, older=keep[1:])
     draft.say("checkpoint", f"checkpoint of step {checkpoint.step} is committed", path=checkpoint.path)

@@ -108,6 +108,15 @@ def test_the_step_after_a_checkpoint_is_noted_in_the_record_and_on_disk() -> Non
     assert noted == bench.record.checkpoint
 
 
+def test_what_passed_before_the_checkpoint_was_committed_is_not_forgotten() -> None:
+    spec = a_spec(tp=2)
+    bench = Bench(spec=replace(spec, checkpoint=replace(spec.checkpoint, every=5))).running()
+    bench.passed(1, 2, 3, 4, 5, 6, 7).checkpoint(5)
+    assert bench.record.checkpoint and bench.record.checkpoint.after == an_answer(6).losses
+    assert not bench.record.after
+    assert [effect for effect in bench.record.outbox.values() if isinstance(effect, NoteCheckpoint)]
+
+
 def test_a_first_step_like_the_recorded_one_proves_the_checkpoint() -> None:
     bench = everything_is_lost(saved(5))
     assert restored_step(bench) == 5
