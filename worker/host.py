@@ -202,7 +202,8 @@ class Host:
         self._crew = Crew(order, self._address, tell=self._outbox.add, heard=self._take_in, spawned=self._spawned)
         self._injection = Injection(self._crew, self._outbox.add, self._end)
         self._crew.start()
-        self._lookout = Lookout(tells_waits=order.spec.recovery.backend == "links")
+        recovery = order.spec.recovery
+        self._lookout = Lookout(tells_waits=recovery.backend == "links", hang_s=recovery.hang_s)
         self._watch_ranks()
         self._watch_isolation()
 

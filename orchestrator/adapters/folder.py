@@ -122,16 +122,17 @@ def chain_of(name: str, known: Mapping[str, Manifest]) -> tuple[str, ...]:
 
 def committed(directory: Path) -> Iterator[CheckpointRef]:
     """Newest first. Raises CheckpointTooNew where it comes to one that a newer version wrote."""
-    whole: dict[str, bool] = {}
+    loaded: dict[Path, Manifest] = {}
+    whole: set[Path] = set()
     for step, generation, path in candidates(directory):
         try:
-            chain = load_chain(path)
+            chain = load_chain(path, loaded)
             for at, manifest in chain:
-                if not whole.get(at.name):
+                if at not in whole:
                     indexes.check_packs(at, manifest.packs)
                     for shard in manifest.shards:
                         indexes.check(at, shard)
-                    whole[at.name] = True
+                    whole.add(at)
         except CheckpointTooNew:
             raise
         except CheckpointCorrupt:

@@ -382,6 +382,8 @@ class JobRecord:
     """Looks that found nothing standing still."""
     lost_links: tuple[tuple[Device, Device], ...] = ()
     """Pairs between which messages were lost, oldest first."""
+    links_lost_at: float = 0.0
+    """Wall clock of the last of them: after an hour without another they are forgotten."""
     bad_ends: Mapping[NodeId, int] = field(default_factory=dict)
     """Nodes that were given up because of their links, and how often."""
     barred: frozenset[NodeId] = frozenset()
