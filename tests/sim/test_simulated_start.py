@@ -51,7 +51,9 @@ def test_a_checkpoint_that_is_asked_for_is_made_whatever_happens_meanwhile() -> 
     for one in found:
         assert one.verdict is Verdict.PASSED, "\n".join((*one.trace[-40:], f"{one.verdict}: {one.message}"))
         assert sum("a checkpoint has been asked for" in line for line in one.trace) == 3
-        assert any(": checkpoint of step" in line and "is committed" in line for line in one.trace), "it makes none by itself"
+        assert any(": checkpoint of step" in line and "is committed" in line for line in one.trace), (
+            "it makes none by itself"
+        )
 
 
 def test_a_kernel_that_forgets_what_a_job_begins_with_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
