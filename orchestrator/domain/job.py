@@ -322,6 +322,8 @@ class JobRecord:
     after: Mapping[Step, After] = field(default_factory=dict)
     """Of the latest steps that are to be saved and whose checkpoint is not committed yet."""
     canary: Canary | None = None
+    condemned: Mapping[str, float] = field(default_factory=dict)
+    """Packs that are to go, and since when: wall clock."""
     distrusted: int = 0
     """Checkpoints in a row that were not what was saved."""
     void: Generation = Generation(0)

@@ -105,19 +105,6 @@ def test_packs_of_a_save_under_way_stay(tmp_path: Path) -> None:
     assert saves.is_right(saves.commit(6, 1, shards))
 
 
-def test_what_little_is_left_of_a_pack_is_stored_again(tmp_path: Path) -> None:
-    """Else each pack would stay for ever for the one line that stopped changing when it was written."""
-    last = {"norm": 5, "head": 6, "block": 7}
-    saves = Saves(
-        tmp_path, a_plan(1, [[0, 3]]), lambda line, kind, step: dense(line, kind, min(step, last.get(line.name, step)))
-    )
-    for step in range(5, 11):
-        ref = saves.checkpoint(step)
-        manifest.prune(tmp_path, 1)
-        assert len(saves.packs()) <= 2
-    assert saves.is_right(ref)
-
-
 def test_a_pack_mostly_dead_is_told(tmp_path: Path) -> None:
     saves = Saves(tmp_path, a_plan(1, [[0, 3]]), frozen_but("embedding"))
     saves.checkpoint(5)

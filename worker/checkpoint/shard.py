@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from orchestrator.adapters import index as indexes
 from orchestrator.adapters import manifest
 from orchestrator.adapters.durable import DISK, Disk, make_directories, write_new
 from orchestrator.adapters.index import PACKS, STATE, Index, IndexedPiece
+from orchestrator.adapters.sweeping import condemned_packs
 from orchestrator.domain.checkpoint import ShardRef
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.profile import Profile
@@ -30,8 +30,6 @@ from .format import chunks
 from .packs import read_stored
 from .snapshot import Snapshot
 
-SPARSE = 0.25
-"""Of a pack's bytes: where a device's share needs fewer of them, they are stored again, and the pack can go."""
 CHOSEN_FOR = 16
 """Saves after which the coding of each line is chosen again: what training does to it changes slowly."""
 
@@ -65,14 +63,14 @@ class ShardWriter:
         """Content -> where it is stored."""
         self._sizes: dict[str, int] = {}
         """Of each pack that a known place is in."""
-        self._sparse: frozenset[str] = frozenset()
 
     def write(self, snapshot: Snapshot, condemned: frozenset[str] = frozenset()) -> ShardRef:
-        """A pack and its index, durable when this returns. condemned: packs that are about to go. Raises OSError.
+        """A pack and its index, durable when this returns. condemned: packs that are about to go, beside those that
+        the folder lists. Raises OSError.
 
         The state is read piece by piece, where it is: it must not change before this returns.
         """
-        self._recall(snapshot.generation, condemned | self._sparse)
+        self._recall(snapshot.generation, condemned | condemned_packs(self._root))
         if self._saves % CHOSEN_FOR == 0:
             self._codings.clear()
         self._saves += 1
@@ -95,7 +93,6 @@ class ShardWriter:
         if snapshot.kinds == STATE:  # no gradient comes twice, and the next state resembles the last one
             self._known = {piece.content: place for piece, place in places}
             self._sizes = _sizes(pack, places, self._sizes)
-            self._sparse = frozenset(_sparse(self._known.values(), self._sizes, self._stem))
         return ShardRef(device=self._device, index=file.name, sha256=hashlib.sha256(content).hexdigest())
 
     # --- what is stored already -----------------------------------------------------------------------------------------
@@ -238,14 +235,6 @@ def _committed(root: Path) -> tuple[dict[str, _Place], dict[str, int]]:
 
 def _sizes(pack: _Pack, places: list[tuple[IndexedPiece, _Place]], known: Mapping[str, int]) -> dict[str, int]:
     return {name: pack.size if name == pack.name else known[name] for name in sorted({place.pack for _, place in places})}
-
-
-def _sparse(places: Iterable[_Place], sizes: Mapping[str, int], stem: str) -> Iterator[str]:
-    """The device's own packs that are mostly dead; of others' it cannot know how much others need."""
-    live: Counter[str] = Counter()
-    for place in places:
-        live[place.pack] += place.length
-    return (pack for pack, size in sizes.items() if pack.startswith(f"{stem}/") and live[pack] < SPARSE * size)
 
 
 def _indexed(line: str, kind: str, start: int, stop: int, content: str, place: _Place) -> IndexedPiece:
