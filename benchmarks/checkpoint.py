@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -50,11 +51,12 @@ from worker.state.relayout import from_checkpoint
 from .mishaps import flips, kills
 
 CPU = torch.device("cpu")
-BASE_STEP, ENTRIES = 3, 3
+BASE_STEP, ENTRIES = 2, 2
 BASE_EVERY = 32
 FROZEN = 0.95
 ROUNDS = 3
 G = Generation(1)
+BEGUN = time.perf_counter()
 
 
 def main() -> None:
@@ -95,6 +97,7 @@ class Measured:
         held, step = trainer.holdings, answer.step
         if held is None or step < BASE_STEP:
             return
+        _note(f"step {step} is made")
         begun = time.perf_counter()
         self._steps.save(held, answer, is_entry=step > BASE_STEP)
         self._found["base_s" if step == BASE_STEP else "entry_s"] = time.perf_counter() - begun
@@ -109,8 +112,10 @@ class Measured:
         before, held.state = held.state, mine
         self._frozen.save(held, answer, is_entry=False)
         held.state = before
+        _note(f"step {step} is saved")
         if step == BASE_STEP + ENTRIES:
             self._beside_dcp(held, answer)
+            _note("DCP is measured")
 
     def _beside_dcp(self, held: Holdings, answer: Answer) -> None:
         mine = _Job(self._folder / "mine", self._spec, self._profile)
@@ -240,6 +245,10 @@ def _devices() -> Iterator[Device]:
     while True:
         yield Device(NodeId(f"n{number // 4}"), number % 4)
         number += 1
+
+
+def _note(what: str) -> None:
+    print(f"{time.perf_counter() - BEGUN:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
 def _spec(options: argparse.Namespace) -> JobSpec:

@@ -113,9 +113,9 @@ def live_shares(parts: Iterable[Index]) -> dict[str, float]:
 
 
 def chain_of(name: str, known: Mapping[str, Manifest]) -> tuple[str, ...]:
-    """The directories that the checkpoint `name` is read from, its own first, its base last."""
+    """The directories that the checkpoint `name` is read from, its own first, its base last: as far as they are known."""
     chain = [name]
-    while (parent := known[chain[-1]].parent) is not None:
+    while (parent := known[chain[-1]].parent) is not None and parent.name in known:
         chain.append(parent.name)
     return tuple(chain)
 

@@ -328,6 +328,10 @@ class JobRecord:
     """Checkpoints in a row that could be read and were not what was saved."""
     void: Generation = Generation(0)
     """The last one of which nothing counts, because what it was restored from was not what was saved."""
+    save_asked: Step | None = None
+    """A person wants a checkpoint of a later step than this one."""
+    save_told: Generation = Generation(0)
+    """The one that was told so."""
     saving: Mapping[Step, tuple[ShardRef, ...]] = field(default_factory=dict)
     """Shards of checkpoints that are not committed yet."""
     plans: Mapping[Generation, Plan] = field(default_factory=dict)

@@ -51,6 +51,8 @@ class Arena:
         """Exchanges begun so far."""
         self.done: set[Device] = set()
         """Who has sent its part of this one."""
+        self.asked_for: set[Step] = set()
+        """Steps that a rank was asked to have saved."""
         self.stopping = False
         """A rank that was asked to stop has said so in the vote."""
         self.followers: dict[Device, Callable[[Step], None]] = {}
@@ -209,6 +211,9 @@ class Arena:
         def vote(rank: SimRank) -> None:
             rank.voted = step
             self.stopping = self.stopping or rank.stop_after >= self.generation
+            if rank.save_soon == self.generation:
+                rank.save_soon = Generation(0)
+                self.asked_for.add(step)
             if rank.reaches("in_vote") and rank.has_changed:
                 found = Disagrees(rank=self.form.plan.seat_of[rank.device].rank, about="memory")
                 rank.leave(None, "bits of its memory have changed", found)
@@ -329,7 +334,8 @@ class Arena:
 
     def _saves(self, step: Step) -> bool:
         every = self.spec.checkpoint.every
-        return bool(every and step and (step % every == 0 or step == self.spec.train.steps))
+        is_due = every and step and (step % every == 0 or step == self.spec.train.steps)
+        return bool(is_due) or step in self.asked_for
 
     def _is_every(self, step: Step) -> bool:
         every = self.spec.recovery.compare_every

@@ -76,6 +76,9 @@ class Scenario:
     starts: Mapping[str, int] = field(default_factory=dict)
     """Jobs that begin with a checkpoint of another one, and the step it is of."""
 
+    saves: tuple[float, ...] = ()
+    """When a person asks for a checkpoint of job0, in virtual seconds."""
+
     def start_of(self, job: str) -> Step:
         return Step(self.starts.get(job, 0))
 
@@ -127,6 +130,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         trouble_until_s=rng.uniform(10.0, 30.0),
         gentle=gentle,
         starts=starts,
+        saves=tuple(Random(f"saves {seed}").uniform(1.0, 30.0) for _ in range(4)) if seed % 10 == 8 else (),
         broken={"job0": Random(f"broken {seed}").randint(3, 25)} if seed % 10 == 7 else {},
     )
 
