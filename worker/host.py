@@ -41,6 +41,7 @@ from orchestrator.domain.protocol import (
     RankReported,
     RanksSeen,
     RanksStalled,
+    SaveSoon,
     SelfTest,
     ShardSaved,
     StopAfter,
@@ -171,7 +172,7 @@ class Host:
                 self._form(request)
             case CloseGeneration():
                 self._close_generation(request.generation)
-            case BeginJoin() | StopAfter() | EndJoin():
+            case BeginJoin() | StopAfter() | SaveSoon() | EndJoin():
                 self._pass_on(request)
             case KillRank():
                 self._kill(request)
@@ -204,7 +205,8 @@ class Host:
         self._crew = Crew(order, self._address, tell=self._outbox.add, heard=self._take_in, spawned=self._spawned)
         self._injection = Injection(self._crew, self._outbox.add, self._end)
         self._crew.start()
-        self._lookout = Lookout(tells_waits=order.spec.recovery.backend == "links")
+        recovery = order.spec.recovery
+        self._lookout = Lookout(tells_waits=recovery.backend == "links", hang_s=recovery.hang_s)
         self._watch_ranks()
         self._watch_isolation()
 
@@ -227,7 +229,7 @@ class Host:
                 crew.post(seat, frame)
         self._isolation.move(time.monotonic())
 
-    def _pass_on(self, order: BeginJoin | StopAfter | EndJoin) -> None:
+    def _pass_on(self, order: BeginJoin | StopAfter | SaveSoon | EndJoin) -> None:
         """Each rank knows whether it is meant."""
         crew, frame = self._opened_crew(), order_frame(order)
         for seat in crew.seats:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from api.cli.main import app
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
-from orchestrator.domain.events import CancelRequested, NodeRequested, ReleaseRequested
+from orchestrator.domain.events import CancelRequested, CheckpointNow, NodeRequested, ReleaseRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import Cancelled, Failed, Running, Succeeded
@@ -84,6 +84,16 @@ def test_globs_count_from_the_job_files_folder(served: Served, job_file: Path) -
     everstep(served, "submit", str(job_file))
     files = served.desk.record(served.desk.job_ids[0]).spec.data.files
     assert files == ("{stdlib}", str(job_file.parent / "texts/*.txt"), "/abs/*.py")
+
+
+def test_a_job_can_begin_with_a_checkpoint(served: Served, job_file: Path) -> None:
+    assert everstep(served, "submit", str(job_file), "--from", "/state/jobs/job-0", "--weights-only").exit_code == 0
+    found = served.desk.record(served.desk.job_ids[0]).spec.checkpoint
+    assert (found.restore_from, found.weights_only, found.every) == ("/state/jobs/job-0", True, 25)
+    job_file.write_text(yaml.safe_dump({**FILE, "checkpoint": {"every": 7, "restore_from": "old/step-00000005.g1"}}))
+    assert everstep(served, "submit", str(job_file)).exit_code == 0
+    found = served.desk.record(served.desk.job_ids[0]).spec.checkpoint
+    assert (found.restore_from, found.every) == (str(job_file.parent / "old/step-00000005.g1"), 7), "from the file's folder"
 
 
 def test_the_same_key_makes_one_job(served: Served, job_file: Path) -> None:
@@ -238,11 +248,18 @@ def test_commands_reach_the_supervisor(served: Served) -> None:
     served.desk.set_nodes(Node(id=NodeId("node-1"), kind="H100", num_devices=2))
     results = [
         everstep(served, *command.split())
-        for command in ("cancel job-1", "add-node B200 --devices 4", "kill rank job-1 3", "kill node node-1")
+        for command in (
+            "cancel job-1",
+            "ckpt now job-1",
+            "add-node B200 --devices 4",
+            "kill rank job-1 3",
+            "kill node node-1",
+        )
     ]
-    assert [result.exit_code for result in results] == [0, 0, 0, 0]
+    assert [result.exit_code for result in results] == [0, 0, 0, 0, 0]
     assert [type(command) for command in served.desk.asked] == [
         CancelRequested,
+        CheckpointNow,
         NodeRequested,
         FaultRequested,
         FaultRequested,
