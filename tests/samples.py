@@ -94,6 +94,7 @@ from orchestrator.domain.protocol import (
     RanksSeen,
     RanksStalled,
     SeatsPrepared,
+    ShardNotSaved,
     ShardSaved,
     StepsPassed,
     StopAfter,
@@ -409,4 +410,5 @@ JOINS: tuple[BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | Ra
 )
 HEARD = (HostHeard(job=JOB, node=NODE),)
 ENDINGS: tuple[HostEvent, ...] = (RankEnding(device=D2, pid=7, report=DEAD),)
-LATER: tuple[object, ...] = (*ENDINGS, *FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)
+SAVINGS = (ShardNotSaved(device=D1, generation=G1, step=Step(40), message="[Errno 28] No space left on device"),)
+LATER: tuple[object, ...] = (*SAVINGS, *ENDINGS, *FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)

@@ -19,7 +19,7 @@ from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Step
 from orchestrator.domain.spec import JobSpec
 
-from .checkpoint.writer import CheckpointWriter, Snapshot
+from .checkpoint.handover import Snapshots
 from .faultpoints import faultpoint
 from .feeding import Feeders
 from .findings import TrainingDiverged
@@ -46,14 +46,14 @@ class Stint:
     kept: Kept
     held: Holdings
     feeders: Feeders
-    writer: CheckpointWriter
+    snapshots: Snapshots
     progress: Progress
 
     def catch_up(self, session: Session, step: Step) -> None:
         """The generation that committed `step` may not have lived to compare it, or to write all of its shards."""
         if self._is_due(step):
             self._compare(step)
-            self._save(session)
+            self._save(session, num_full=int(self._has_no_room(step)))
 
     def step(self, session: Session, step: Step, stop: bool) -> Answer:
         """The step after what is held; see Trainer.step."""
@@ -74,9 +74,10 @@ class Stint:
             faultpoint("before_vote")
             ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
             self._vote_for(step)
-            total = session.vote(torch.cat([ballot.new_tensor([float(stop)]), ballot]), gradients.num_maxima)
+            words = ballot.new_tensor([float(stop), float(self._has_no_room(step))])
+            total = session.vote(torch.cat([words, ballot]), gradients.num_maxima)
             try:
-                answer = gradients.answer(total[1:], session.plan.world_size, step)
+                answer = gradients.answer(total[2:], session.plan.world_size, step)
             except TrainingDiverged:
                 # All see the same sum, so all are here: where copies differ, flipped bits of the state are the reason.
                 self._compare(step)
@@ -90,6 +91,7 @@ class Stint:
         progress.passed(answer)
         faultpoint("after_vote")
         progress.phase(Phase.UPDATE, generation, step)
+        self.snapshots.copied()
         with self.feeders.updating:
             kept.apply(held, answer)
             self.feeders.applied(answer)
@@ -102,7 +104,7 @@ class Stint:
             self.copies.compare(held)
         if self._is_due(step):
             progress.phase(Phase.SAVE, generation, step)
-            self._save(session)
+            self._save(session, num_full=int(total[1]))
         return answer
 
     def _computed(self, session: Session, step: Step) -> Mapping[int, float]:
@@ -131,8 +133,23 @@ class Stint:
         every = self.spec.checkpoint.every
         return bool(every) and step > 0 and (step % every == 0 or step == self.spec.train.steps)
 
-    def _save(self, session: Session) -> None:
-        answer = self.kept.answer if self.kept.answer is not None and self.kept.answer.step == self.held.step else None
-        self.writer.save(Snapshot.of(self.held, session.generation, answer))
-        if self.held.step == self.spec.train.steps:
-            self.writer.finish()  # there is no next step to hide it behind, nor one that would try again
+    def _has_no_room(self, step: Step) -> bool:
+        """Whether a snapshot that is due after this step could not be taken at once; the last one is waited for."""
+        is_wanted = self._is_due(step) and step < self.spec.train.steps
+        return not self.snapshots.is_ready(self.held) and is_wanted
+
+    def _save(self, session: Session, num_full: int) -> None:
+        """num_full: ranks without room for a snapshot. One without it would make everybody else's worthless."""
+        held, generation = self.held, session.generation
+        answer = self.kept.answer if self.kept.answer is not None and self.kept.answer.step == held.step else None
+        if held.step == self.spec.train.steps:
+            # There is no next step to hide it behind, nor one that would try again.
+            self.snapshots.take_last(
+                held, generation, answer, lambda: self.progress.phase(Phase.SAVE, generation, held.step)
+            )
+        elif not num_full:
+            self.snapshots.take(held, generation, answer)
+        elif session.seat.rank == 0:
+            every = self.spec.checkpoint.every
+            what = f"{num_full} of {session.plan.world_size} ranks still have two that are not written"
+            self.snapshots.skip(held.step, generation, f"{what}: the disk is slower than one every {every} steps")

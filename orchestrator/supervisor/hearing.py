@@ -27,6 +27,7 @@ from orchestrator.domain.protocol import (
     RanksStalled,
     SeatsPrepared,
     SelfTested,
+    ShardNotSaved,
     ShardSaved,
     StepsPassed,
 )
@@ -50,7 +51,7 @@ from .sparing import give_up_slow_spares, spare_exited, spare_prepared
 from .stalling import conclude, host_answers, host_silent, ranks_seen, ranks_stalled, unbar
 from .stopping import abandon_hosts, host_closed, stop
 from .testing import self_tested
-from .training import shard_saved, steps_passed
+from .training import shard_not_saved, shard_saved, steps_passed
 
 
 def host_said(draft: Draft, said: HostSaid) -> None:
@@ -78,6 +79,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             steps_passed(draft, said.event)
         case ShardSaved():
             shard_saved(draft, said.event)
+        case ShardNotSaved():
+            shard_not_saved(draft, said.event)
         case JoinerAt():
             joiner_at(draft, said.event)
         case JoinFailed():

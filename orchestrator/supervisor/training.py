@@ -11,7 +11,7 @@ from orchestrator.domain.events import StepRecord
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.job import Failed, Incident, Reforming, Running, Starting, Succeeded
-from orchestrator.domain.protocol import ShardSaved, StepsPassed
+from orchestrator.domain.protocol import ShardNotSaved, ShardSaved, StepsPassed
 
 from .charging import without
 from .draft import Draft
@@ -109,6 +109,15 @@ def shard_saved(draft: Draft, said: ShardSaved) -> None:
     if any(shard.device == said.shard.device for shard in have):
         return
     draft.set(saving={**draft.record.saving, said.step: (*have, said.shard)})
+
+
+def shard_not_saved(draft: Draft, said: ShardNotSaved) -> None:
+    """One part is lacking, so that step will have no checkpoint; the next one tries again. Said once a step."""
+    at_it = at_work(draft)
+    if at_it is None or at_it[0] != said.generation or said.step <= draft.record.unsaved:
+        return
+    draft.set(unsaved=said.step, saving={s: x for s, x in draft.record.saving.items() if s != said.step})
+    draft.say("checkpoint_failed", f"no checkpoint of step {said.step}: {said.device}: {said.message}")
 
 
 def commit_ready_checkpoints(draft: Draft) -> None:

@@ -94,7 +94,9 @@ def test_forks_hold_only_their_own_and_their_ends_are_told(tmp_path: Path) -> No
                 # Two threads: it has closed what is not its own and begun to obey.
                 await until(lambda pid=pid: len(list(Path(f"/proc/{pid}/task").iterdir())) == 2)
                 assert open_files(pid).count("socket") == 2  # control and listener: not the zygote's, not another rank's
-                assert [name for name in open_files(pid) if "memfd" in name or "pidfd" in name] == ["/memfd"]  # its page
+                assert [name for name in open_files(pid) if "memfd" in name or "pidfd" in name] == [
+                    "/memfd"
+                ] * 3  # its page and its tray
                 os.kill(pid, signal.SIGKILL)
                 await until(lambda: len(heard) == 1)
                 assert heard.pop() == {"kind": "exited", "pid": pid, "code": -signal.SIGKILL}

@@ -62,6 +62,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "doubt-settlements-1": (Settlement, doubts.SETTLEMENTS),
     "quarantine-1": (tuple[Quarantine, ...], (doubts.QUARANTINES,)),
     "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
+    "savings-1": (HostEvent, samples.SAVINGS),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
         samples.JOINS,
