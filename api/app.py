@@ -9,7 +9,7 @@ from orchestrator.ports import Desk
 
 from . import problems
 from .metrics import CountRequests, Metrics
-from .routes import faults, health, jobs, nodes, streams
+from .routes import checkpoints, faults, health, jobs, nodes, streams
 from .security import Gatekeeper
 from .settings import ApiSettings
 
@@ -31,7 +31,7 @@ def create_app(desk: Desk, settings: ApiSettings) -> FastAPI:
     app.state.metrics = Metrics(settings.version, settings.max_metric_jobs)
     problems.install(app)
     # streams before jobs: /jobs/{job_id}/events is the longer path.
-    for router in (streams.router, jobs.router, faults.router, nodes.router, health.router):
+    for router in (streams.router, jobs.router, checkpoints.router, faults.router, nodes.router, health.router):
         app.include_router(router)
     # The last one added is the outermost.
     app.add_middleware(CountRequests, metrics=app.state.metrics)

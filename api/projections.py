@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.codec import KIND, encode
 from orchestrator.domain.events import HistoryEntry, StepRecord
@@ -16,11 +16,11 @@ from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.job import Cancelled, Failed, Incident, JobRecord, Reforming, Running, Starting, Succeeded
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.quarantine import Quarantine
-from orchestrator.domain.spec import JobSpec
 from orchestrator.domain.status import RESIZES, contact_of, reason_of, status_of
 from orchestrator.ports import Gap
 
 from . import views
+from .job_files import job_file
 
 
 def summary(record: JobRecord) -> views.JobSummary:
@@ -42,10 +42,10 @@ def job(record: JobRecord) -> views.JobView:
             for node, spare in sorted(record.spares.items())
         ),
         at_risk=record.at_risk,
-        checkpoint=_checkpoint(record),
+        checkpoint=next(map(checkpoint, checkpoints_of(record)), None),
         failure=_failure(record),
         attempts=_attempts(record),
-        spec=_job_file(record.spec),
+        spec=job_file(record.spec),
     )
 
 
@@ -235,11 +235,17 @@ def _incident(item: Incident) -> views.IncidentView:
     )
 
 
-def _checkpoint(record: JobRecord) -> views.CheckpointView | None:
-    if record.checkpoint is None:
-        return None
-    found = record.checkpoint
-    return views.CheckpointView(step=found.step, generation=found.generation, path=found.path)
+def checkpoint(one: CheckpointRef) -> views.CheckpointView:
+    return views.CheckpointView(
+        step=one.step,
+        generation=one.generation,
+        path=one.path,
+    )
+
+
+def checkpoints_of(record: JobRecord) -> tuple[CheckpointRef, ...]:
+    """Newest first."""
+    return (record.checkpoint,) if record.checkpoint else ()
 
 
 def _failure(record: JobRecord) -> views.FailureView | None:
@@ -280,15 +286,3 @@ def rank_of(record: JobRecord, device: Device | None) -> int | None:
 def _finite(value: float) -> float | None:
     """JSON has no NaN: a loss that is none is null."""
     return value if math.isfinite(value) else None
-
-
-def _job_file(spec: JobSpec) -> dict[str, object]:
-    """A spec as its job file: the codec's class names belong to storage, and a program's own settings pass unread."""
-    shaped: dict[str, object] = {}
-    for item in dataclasses.fields(spec):
-        value = getattr(spec, item.name)
-        if dataclasses.is_dataclass(value):
-            shaped[item.name] = {part.name: encode(getattr(value, part.name)) for part in dataclasses.fields(value)}
-        else:
-            shaped[item.name] = encode(value)
-    return shaped

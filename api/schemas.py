@@ -78,6 +78,7 @@ LabelWord = Annotated[
         json_schema_extra={"allowed": "1..63 letters, digits, dots, dashes or underscores, a letter or digit at both ends"},
     ),
 ]
+Folder = Annotated[str, Field(pattern=r"^(/|$)", max_length=4096, json_schema_extra={"allowed": "an absolute path"})]
 Degree = Annotated[int, Field(strict=True, ge=1, le=65536)]
 
 
@@ -128,6 +129,8 @@ class ParallelSection(Request):
 class CheckpointSection(Request):
     every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "every")
     keep_last: Annotated[Whole, Field(ge=1, le=1000)] = _default(CheckpointSpec, "keep_last")
+    restore_from: Folder = _default(CheckpointSpec, "restore_from")
+    weights_only: Annotated[bool, Field(strict=True)] = _default(CheckpointSpec, "weights_only")
 
 
 class RecoverySection(Request):
@@ -201,6 +204,9 @@ def _contradictions(job: JobFile) -> tuple[FieldProblem, ...]:
     if "warmup_steps" in train.model_fields_set and train.warmup_steps > train.steps:
         message = f"train.warmup_steps is {train.warmup_steps}, more than all {train.steps} steps; lower it"
         found.append(_too_high("train.warmup_steps", train.warmup_steps, message, train.steps))
+    if job.checkpoint.weights_only and not job.checkpoint.restore_from:
+        message = "checkpoint.weights_only is true and checkpoint.restore_from names no checkpoint; name one"
+        found.append(FieldProblem(field="checkpoint.weights_only", value=True, message=message, allowed="false"))
     if train.min_learning_rate > train.learning_rate:
         message = (
             f"train.min_learning_rate {train.min_learning_rate:g} is above train.learning_rate {train.learning_rate:g}; "

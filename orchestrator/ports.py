@@ -185,9 +185,17 @@ class Saboteur(Protocol):
 # --- work that is not the kernel's ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """start: the checkpoint that the job asked to begin with, known to fit; None for its seed."""
+
+    profile: Profile
+    start: CheckpointRef | None = None
+
+
 class Prober(Protocol):
-    async def probe(self, spec: JobSpec) -> Profile:
-        """Import and describe the program in a process of its own. Raises Refused."""
+    async def probe(self, spec: JobSpec) -> Probed:
+        """Import and describe the program in a process of its own, and look at what it begins with. Raises Refused."""
         ...
 
 

@@ -408,6 +408,8 @@ JOINS: tuple[BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | Ra
     replace(REPORT, arrived=Arrived(step=Step(41), intervals=(MOVE.interval,)), stopped=True),
     replace(SETTLEMENT, arrived=((D2, (MOVE.interval,)),)),
 )
+# A job that begins with a checkpoint.
+STARTS = (ProgramProbed(job=JOB, profile=PROFILE, start=CHECKPOINT),)
 HEARD = (HostHeard(job=JOB, node=NODE),)
 ENDINGS: tuple[HostEvent, ...] = (RankEnding(device=D2, pid=7, report=DEAD),)
 SAVINGS = (ShardNotSaved(device=D1, generation=G1, step=Step(40), message="[Errno 28] No space left on device"),)

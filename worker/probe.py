@@ -1,6 +1,6 @@
 """Describe a training program in a process of its own, before anything is held for it: JobSpec in, one JSON object out.
 
-    {"profile": {...}}                                          it can work
+    {"profile": {...}, "start": {...} or null}                  it can work, and begins with that checkpoint
     {"refused": {"message": "...", "problems": [{...}]}}        it cannot, and why
 
 It owns the boundary to the user's code: whatever that prints goes to stderr, whatever it raises becomes a refusal.
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.adapters.starting_point import start_of
 from orchestrator.domain import codec
 from orchestrator.domain.errors import FieldProblem, Refused
 from orchestrator.domain.profile import BLOCK, Profile, exact_groups, splits_a_block
@@ -30,7 +31,9 @@ def main() -> None:
     result = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # from here on "stdout" is stderr, also for what the program's libraries write past Python
     try:
-        answer: dict[str, Any] = {"profile": codec.encode(describe(codec.loads(JobSpec, sys.stdin.read())))}
+        spec = codec.loads(JobSpec, sys.stdin.read())
+        profile = describe(spec)
+        answer: dict[str, Any] = {"profile": codec.encode(profile), "start": codec.encode(start_of(spec, profile))}
     except Refused as refused:
         answer = {"refused": {"message": refused.message, "problems": codec.encode(refused.problems)}}
     except BaseException as error:

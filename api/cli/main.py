@@ -10,7 +10,7 @@ import typer
 
 from api.client.errors import ClientError
 
-from . import chaos, cluster, jobs
+from . import adopt, chaos, checkpoints, cluster, jobs
 from .session import DEFAULT_STATE_DIR, Guarded, Session, out, print_json, session_of
 
 app = typer.Typer(
@@ -60,4 +60,6 @@ def client_version() -> str:
 
 jobs.register(app)
 cluster.register(app)
+checkpoints.register(app)
+adopt.register(app)
 chaos.register(app)

@@ -5,7 +5,7 @@ Text from jobs is never read as markup.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 
 from rich import box
@@ -325,6 +325,14 @@ def bar(fraction: float, width: int) -> str:
 
 def number(value: float | None, spec: str) -> str:
     return "–" if value is None else format(value, spec)
+
+
+def table_of(*columns: str, words: Collection[str]) -> Table:
+    """Columns that do not wrap; those named in `words` are of words, the rest of numbers."""
+    table = _table()
+    for name in columns:
+        table.add_column(name, justify="left" if name in words else "right", no_wrap=True)
+    return table
 
 
 def _table() -> Table:

@@ -5,6 +5,7 @@
 | 0    | done; the job succeeded               |
 | 1    | the server refused or failed          |
 | 2    | wrong usage, or a job file that can't work |
+| 3    | a checkpoint is not what was written, or not like another |
 | 4    | no server answered                    |
 | 100  | the job failed                        |
 | 101  | the job has not finished              |
@@ -31,7 +32,7 @@ from api.client import ApiError, Client, StillRunning, Unreachable
 from api.client.errors import ClientError
 from orchestrator.domain.errors import Refused
 
-OK, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 4
+OK, REFUSED, USAGE, BAD, UNREACHABLE = 0, 1, 2, 3, 4
 FAILED, NOT_FINISHED, NOT_FOUND, CANCELLED, DETACHED = 100, 101, 102, 103, 130
 JOB_EXIT = {"SUCCEEDED": OK, "FAILED": FAILED, "CANCELLED": CANCELLED}
 DEFAULT_STATE_DIR = Path("~/.everstep")

@@ -23,6 +23,7 @@ from api.schemas import read
 from api.views import (
     TERMINAL,
     AcceptedView,
+    CheckpointView,
     EventView,
     FaultAcceptedView,
     FaultView,
@@ -78,7 +79,7 @@ class Client:
     # --- jobs ----------------------------------------------------------------------------------------------------------
 
     def submit(self, job: Path | str | Mapping[str, Any], key: str | None = None) -> SubmittedView:
-        """A job file (its relative data globs count from its own folder) or the same as a mapping. Raises Refused too."""
+        """A job file (its relative paths count from its own folder) or the same as a mapping. Raises Refused too."""
         body = dict(job) if isinstance(job, Mapping) else read_job_file(Path(job))
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
         return SubmittedView.model_validate(self._json("POST", "/api/v1/jobs", json=body, headers=headers))
@@ -99,6 +100,10 @@ class Client:
 
     def cancel(self, job: str) -> AcceptedView:
         return AcceptedView.model_validate(self._json("POST", f"{_path(job)}:cancel"))
+
+    def checkpoints(self, job: str) -> list[CheckpointView]:
+        """Newest first."""
+        return [CheckpointView.model_validate(item) for item in self._json("GET", f"{_path(job)}/checkpoints")]
 
     def wait(self, job: str, timeout_s: float | None = None, poll_s: float = 0.5) -> JobView:
         """The job once it is over. Raises StillRunning after timeout_s."""
@@ -252,7 +257,7 @@ class Client:
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
-    """The mapping in a .yaml, .yml or .json job file, its relative data globs made absolute. Raises Refused."""
+    """The mapping in a .yaml, .yml or .json job file, its relative paths made absolute. Raises Refused."""
     try:
         text = path.read_text("utf-8")
     except OSError as error:
@@ -260,9 +265,11 @@ def read_job_file(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise Refused(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
     body = load_mapping(text, "application/json" if path.suffix == ".json" else "application/yaml")
-    data = body.get("data")
+    data, folder = body.get("data"), path.resolve().parent
+    checkpoint = body.get("checkpoint")
+    if isinstance(checkpoint, dict) and isinstance(start := checkpoint.get("restore_from"), str):
+        checkpoint["restore_from"] = _from(folder, start)
     if isinstance(data, dict) and isinstance(data.get("files"), list):
-        folder = path.resolve().parent
         data["files"] = [_from(folder, item) if isinstance(item, str) else item for item in data["files"]]
     return body
 

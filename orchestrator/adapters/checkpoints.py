@@ -1,16 +1,14 @@
-"""Committing checkpoints to the folder every node sees: the manifest last, then the old ones go."""
+"""Committing checkpoints to the folder every node sees: what the job is, the manifest last, then the old ones go."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from pathlib import Path
 
-from orchestrator.domain import codec
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import CommitCheckpoint
 
-from . import manifest
+from . import manifest, spec_file
 
 
 class FolderCheckpoints:
@@ -24,11 +22,13 @@ class FolderCheckpoints:
 
     def _commit(self, effect: CommitCheckpoint) -> CheckpointRef:
         folder = Path(self._root) / "jobs" / effect.job / "checkpoints"
+        # First: whoever finds the manifest finds what it is of.
+        spec_file.keep(folder, spec_file.Kept(job=effect.job, spec=effect.spec, profile=effect.profile))
         reference = manifest.commit(
             folder / manifest.directory_name(effect.step, effect.generation),
             effect.step,
             effect.generation,
-            hashlib.sha256(codec.dumps(effect.spec)).hexdigest(),
+            spec_file.hash_of(effect.spec),
             effect.spec.train.seed,
             effect.shards,
         )

@@ -11,9 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from orchestrator.domain import codec
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.errors import FieldProblem, Refused
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.spec import JobSpec
+from orchestrator.ports import Probed
 
 from .ray_environment import CLUSTER_MARK
 
@@ -27,7 +29,7 @@ class SubprocessProber:
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
 
-    async def probe(self, spec: JobSpec) -> Profile:
+    async def probe(self, spec: JobSpec) -> Probed:
         """Raises Refused, also where the process crashed or did not answer in time."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -54,12 +56,13 @@ class SubprocessProber:
         return _read(said, complained, process.returncode)
 
 
-def _read(said: bytes, complained: bytes, exit_code: int | None) -> Profile:
+def _read(said: bytes, complained: bytes, exit_code: int | None) -> Probed:
     try:
         answer: dict[str, Any] = json.loads(said)
         if "profile" in answer:
-            profile: Profile = codec.decode(Profile, answer["profile"])
-            return profile
+            return Probed(
+                profile=codec.decode(Profile, answer["profile"]), start=codec.decode(CheckpointRef | None, answer["start"])
+            )
         problems = codec.decode(tuple[FieldProblem, ...], answer["refused"]["problems"])
         raise Refused(answer["refused"]["message"], problems)
     except (ValueError, KeyError, TypeError):

@@ -59,8 +59,11 @@ Command: TypeAlias = JobSubmitted | CancelRequested | FaultRequested | NodeReque
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramProbed:
+    """start: what the job is to begin with, where it asked for a checkpoint; None for its seed."""
+
     job: JobId
     profile: Profile
+    start: CheckpointRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

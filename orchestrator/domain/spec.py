@@ -68,6 +68,10 @@ class CheckpointSpec:
     every: int = 25
     """Steps between checkpoints; 0 turns them off."""
     keep_last: int = 2
+    restore_from: str = ""
+    """Begin with this checkpoint, not the seed: its folder, or one whose newest is meant. The job goes on at its step."""
+    weights_only: bool = False
+    """Of restore_from: take weights alone and begin at step 0, with moments and a schedule of the job's own."""
 
 
 NCCL_ABORT_S = 1.0

@@ -89,7 +89,8 @@ class Hands:
 
     async def _probe(self, effect: ProbeProgram) -> Input:
         try:
-            return ProgramProbed(job=effect.job, profile=await self._world.prober.probe(effect.spec))
+            probed = await self._world.prober.probe(effect.spec)
+            return ProgramProbed(job=effect.job, profile=probed.profile, start=probed.start)
         except Refused as error:
             return ProgramRefused(job=effect.job, message=error.message)
 

@@ -168,9 +168,9 @@ class _Cycle:
         match one:
             case CancelRequested():
                 stop(draft, Cancelled(at=self.now))
-            case ProgramProbed(profile=profile):
+            case ProgramProbed(profile=profile, start=start):
                 if isinstance(draft.state, Probing):
-                    draft.set(profile=profile)
+                    draft.set(profile=profile, checkpoint=start)
                     draft.become(Queued(reason=PLANNING))
                     draft.say("probed", f"{profile.num_params:,} parameters in {profile.num_layers} layers")
             case ProgramRefused(message=message):

@@ -16,6 +16,8 @@ from orchestrator.domain.errors import Refused
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.spec import DataSpec, JobSpec
+from orchestrator.ports import Probed
+from tests.saved import save, state_of
 from tests.tiny_model import a_spec
 from worker.data import sources
 from worker.programs.causal_lm import PROGRAM
@@ -30,7 +32,7 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None,
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         spec = replace(spec, program="theirs:PROGRAM")
     described = replace(PROGRAM.describe(spec), text_sha256=sources.digest(sources.load(spec.data)))
-    assert asyncio.run(SubprocessProber(timeout_s).probe(spec)) == described
+    assert asyncio.run(SubprocessProber(timeout_s).probe(spec)) == Probed(profile=described)
 
 
 def spec_in(tmp_path: Path) -> JobSpec:
@@ -70,6 +72,16 @@ def test_problems_of_settings_name_their_fields(tmp_path: Path) -> None:
     with pytest.raises(Refused) as refused:
         asyncio.run(SubprocessProber().probe(replace(spec, parallel=replace(spec.parallel, tp=3))))
     assert [problem.field for problem in refused.value.problems] and "parallel.tp" in refused.value.message
+
+
+def test_a_checkpoint_to_begin_with_is_found_and_has_to_fit(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path)
+    found = save(tmp_path / "checkpoints", spec, state_of(spec), step=3)
+    asked = replace(spec, checkpoint=replace(spec.checkpoint, restore_from=str(tmp_path)))
+    assert asyncio.run(SubprocessProber().probe(asked)).start == found.reference
+    with pytest.raises(Refused, match=r"layers.1.gate is 48 x 32 there and 64 x 32 here") as refused:
+        asyncio.run(SubprocessProber().probe(replace(asked, model={**spec.model, "ffn": 64})))
+    assert [problem.field for problem in refused.value.problems] == ["checkpoint.restore_from"]
 
 
 def test_planner_answers_off_the_loop(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "exact-1": (Restore, samples.EXACT_RESTORES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
     "heard-1": (HostHeard, samples.HEARD),
+    "starts-1": (Input, samples.STARTS),
     "doubt-requests-1": (HostRequest, doubts.REQUESTS),
     "doubt-events-1": (HostEvent, doubts.HOST_EVENTS),
     "doubt-inputs-1": (Input, doubts.INPUTS),

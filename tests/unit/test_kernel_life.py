@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.domain import codec
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import AddNode, ChoosePlan, KillNode, ProbeProgram
 from orchestrator.domain.events import (
     CancelRequested,
@@ -18,6 +19,7 @@ from orchestrator.domain.events import (
     JobSubmitted,
     NodeRequested,
     PlanChosen,
+    ProgramProbed,
     ProgramRefused,
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested
@@ -39,6 +41,7 @@ from orchestrator.domain.plan import Infeasible
 from orchestrator.domain.protocol import (
     CloseHost,
     FormGeneration,
+    FromCheckpoint,
     FromSeed,
     HostFailed,
     InjectFault,
@@ -56,6 +59,32 @@ def closed(bench: Bench) -> Bench:
     for node in sorted(bench.record.hosts):
         bench.tell(HostClosed(job=JOB, node=node))
     return bench
+
+
+# --- where it begins -----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_begins_with_the_checkpoint_that_it_asked_for_and_goes_back_to_it_until_it_has_one_of_its_own() -> None:
+    start = CheckpointRef(step=Step(40), generation=Generation(3), path="/other/step-00000040.g3", answer=an_answer(40))
+    bench = Bench(spec=a_spec(tp=1, pp=1, dp=2, steps=50, mirrors=0)).submitted()
+    bench.tell(ProgramProbed(job=JOB, profile=a_profile(), start=start)).planned().opened().prepared()
+    form = bench.form()
+    assert (form.restore, form.committed) == (FromCheckpoint(checkpoint=start), 40)
+    bench.ready().passed(41)
+    assert [record.answer.step for record in bench.steps] == [41] and bench.record.committed == 41
+    # Nobody else holds what this rank held.
+    device = bench.plan.devices[0]
+    bench.exited(device)
+    bench.all_report(lambda other: a_report(other, generation=1, voted=41, held=41)).planned().prepared()
+    assert bench.form().restore == FromCheckpoint(checkpoint=start) and bench.record.committed == 40
+
+
+def test_a_job_that_takes_weights_alone_begins_at_step_0() -> None:
+    start = CheckpointRef(step=Step(0), generation=Generation(3), path="/other/step-00000040.g3")
+    bench = Bench(spec=a_spec(tp=1, pp=1, dp=1, steps=5)).submitted()
+    bench.tell(ProgramProbed(job=JOB, profile=a_profile(), start=start)).planned().opened().prepared()
+    form = bench.form()
+    assert (form.restore, form.committed) == (FromCheckpoint(checkpoint=start), 0)
 
 
 # --- the straight way ----------------------------------------------------------------------------------------------------

@@ -148,6 +148,7 @@ def test_the_programs_own_settings_pass_unread() -> None:
         ({"recovery__mirrors": 2}, "recovery.mirrors", "recovery.mirrors is 2: must be a whole number 0..1"),
         ({"recovery__backend": "mpi"}, "recovery.backend", "must be links, gloo or nccl"),
         ({"checkpoint__every": -1}, "checkpoint.every", "checkpoint.every is -1"),
+        ({"checkpoint__restore_from": "a/b"}, "checkpoint.restore_from", "is 'a/b': must be an absolute path"),
         ({"data__files": []}, "data.files", "must be 1..1000 items"),
         ({"data__files": "a.txt"}, "data.files", "data.files is 'a.txt': must be a list"),
         ({"data__files": [3]}, "data.files[0]", "data.files[0] is 3: must be text"),
@@ -203,6 +204,7 @@ def test_a_misspelt_key_comes_before_the_field_it_leaves_missing() -> None:
             "recovery.backend",
             "train.device is cuda; set train.device to cpu or recovery.backend to links",
         ),
+        ({"checkpoint__weights_only": True}, "checkpoint.weights_only", "checkpoint.restore_from names no checkpoint"),
         ({"parallel": {"tp": 2, "pp": 1, "dp": 1, "min_devices": 3}}, "parallel.min_devices", "uses only 2"),
     ],
 )

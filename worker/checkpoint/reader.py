@@ -27,15 +27,17 @@ class _Stored:
     sha256: str
 
 
-def read(path: Path, intervals: Sequence[Interval]) -> dict[tuple[Interval, str], torch.Tensor]:
-    """(interval, kind) -> (len(interval),) fp32, for each kind of p, m, v.
+def read(
+    path: Path, intervals: Sequence[Interval], *, kinds: Sequence[str] = KINDS
+) -> dict[tuple[Interval, str], torch.Tensor]:
+    """(interval, kind) -> (len(interval),) fp32, for each kind of p, m, v that is asked for.
 
     Raises CheckpointCorrupt naming the file and the piece whose bytes are missing or not those that were written.
     """
     stored = _stored(path)
     last: tuple[_Stored, torch.Tensor] | None = None  # neighbouring intervals often end and begin in one piece
     result = {}
-    for kind in KINDS:
+    for kind in kinds:
         for interval in intervals:
             values = torch.empty(len(interval), dtype=torch.float32)
             pieces = stored.get((interval.line, kind), [])

@@ -4,7 +4,8 @@
     layer 1..L    blocks
     layer L + 1   final norm and head (its own matrix, or the embedding's where tied)
 
-It satisfies `worker.program.Program` and knows nothing of plans, generations or optimizers.
+It satisfies `worker.program.Program` and `worker.checkpoint.foreign.Exportable`. It knows nothing of plans, generations or
+optimizers.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from torch.utils.checkpoint import checkpoint
 
 from orchestrator.domain.profile import Divisor, Line, Profile
 from orchestrator.domain.spec import JobSpec
+from worker.checkpoint.foreign import Foreign
 from worker.keyed import normal
 from worker.parallel.group import Group
 from worker.program import Leaves, StageModule
 
+from . import llama
 from .config import Settings, read_settings
 from .layers import Block, Draw, Embedding, Head, rotation
 
@@ -65,6 +68,10 @@ class CausalLM:
     def build(self, spec: JobSpec, first: int, last: int, tp: Group, leaves: Leaves) -> StageModule:
         """Layers first..last-1 around `leaves`, on the device those are on."""
         return DecoderStage(spec, read_settings(spec), first, last, tp, leaves)
+
+    def foreign(self, spec: JobSpec) -> Foreign:
+        """As Hugging Face's Llama. Raises Refused."""
+        return llama.foreign(spec)
 
 
 PROGRAM = CausalLM()

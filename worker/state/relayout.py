@@ -60,10 +60,14 @@ def from_seed(holdings: Holdings, program: Program, spec: JobSpec, profile: Prof
 
 
 def from_checkpoint(holdings: Holdings, path: Path) -> None:
-    """Raises CheckpointCorrupt."""
-    pieces = read(path, holdings.intervals)
+    """For step 0, where a job begins anew with the weights of another, moments are zero. Raises CheckpointCorrupt."""
+    kinds = KINDS if holdings.step else KINDS[:1]
+    pieces = read(path, holdings.intervals, kinds=kinds)
     for interval in holdings.intervals:
-        holdings.fill(interval, torch.stack([pieces[interval, kind] for kind in KINDS]))
+        values = torch.zeros(len(KINDS), len(interval), dtype=torch.float32)
+        for row, kind in enumerate(kinds):
+            values[row] = pieces[interval, kind]
+        holdings.fill(interval, values)
 
 
 def give(stores: Sequence[Holdings], moves: Sequence[Move], me: Device, donation: Exchange) -> None:

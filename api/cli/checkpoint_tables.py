@@ -1,0 +1,58 @@
+"""How checkpoints look in a terminal. Takes what the API or a process that reads them says, prints nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from api.views import CheckpointView
+
+from .render import seconds, table_of
+
+
+def checkpoints(found: Sequence[CheckpointView]) -> RenderableType:
+    table = table_of("STEP", "GEN.", "KIND", "TIER", "NEW", "TOTAL", "TOOK", "VERIFIED", words=("KIND", "TIER", "VERIFIED"))
+    table.add_column("PATH", overflow="fold")
+    for one in found:
+        sizes = [size(bytes) if bytes is not None else "–" for bytes in (one.new_bytes, one.total_bytes)]
+        took = seconds(one.seconds) if one.seconds is not None else "–"
+        row = (str(one.generation), one.kind, one.tier, *sizes, took, "✓" if one.verified else "–", Text(one.path))
+        table.add_row(Text(str(one.step), "bold"), *row)
+    return table
+
+
+def difference(found: dict[str, Any]) -> RenderableType:
+    """Of two checkpoints, element by element."""
+    table = table_of("PARAMETER", "KIND", "UNLIKE", "OF", "LARGEST", words=("PARAMETER", "KIND"))
+    for one in found["unlike"]:
+        row = (one["kind"], f"{one['unlike']:,}", f"{one['elements']:,}", f"{one['largest']:.3g}")
+        table.add_row(Text(one["line"], "bold"), *row)
+    parts: list[RenderableType] = [table] if found["unlike"] else []
+    for name in ("a", "b"):
+        if found[f"only_{name}"]:
+            parts.append(Text(f"only in {found[name]}: {', '.join(found[f'only_{name}'])}", "yellow"))
+    parts.append(Text(f"{found['same_lines']} parameters are alike in every bit", "dim"))
+    return Group(*parts)
+
+
+def going(found: dict[str, Any]) -> RenderableType:
+    """What a collection removes, or would."""
+    lines = [
+        Text.assemble((one["path"], "bold"), f"  {size(one['bytes'])}  ", (one["why"], "dim"), overflow="fold")
+        for one in found["going"]
+    ]
+    done = "removed" if found["removed"] else "would go"
+    lines.append(Text(f"{len(found['going'])} {done}, {size(found['bytes'])}; {len(found['kept'])} kept"))
+    return Group(*lines)
+
+
+def size(num_bytes: float) -> str:
+    """`812 B`, `1.5 MB`, `20 GB`."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while num_bytes >= 999.5 and len(units) > 1:
+        num_bytes /= 1000
+        units.pop(0)
+    return f"{num_bytes:.3g} {units[0]}"

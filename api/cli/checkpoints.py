@@ -1,0 +1,176 @@
+"""`everstep ckpt`: a job's checkpoints, and what can be done with them on the disk they are on.
+
+What reads tensors runs in a process of its own, which tells how far it is: this one never loads torch, and says in a
+sentence what is missing where only the client is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.text import Text
+
+from api.client.errors import ClientError
+
+from . import checkpoint_tables as tables
+from .session import BAD, USAGE, fail, find_job, hint, out, print_json, session_of
+
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Where = Annotated[
+    str, typer.Argument(metavar="PATH|JOB", help="A checkpoint's folder, a job's, or a job by id, name or `last`.")
+]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="An id, a name, or `last`.")]
+AtStep = Annotated[int | None, typer.Option("--step", min=0, help="Of this step; else the newest good one.")]
+READERS = ("torch", "numpy")
+
+
+class Dtype(StrEnum):
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+def register(app: typer.Typer) -> None:
+    ckpt = typer.Typer(no_args_is_help=True, help="Look at checkpoints, check them, compare them, take them elsewhere.")
+    for name, command in (("ls", ls), ("verify", verify), ("export", export), ("diff", diff), ("gc", gc)):
+        ckpt.command(name)(command)
+    app.add_typer(ckpt, name="ckpt")
+
+
+def ls(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
+    """List a job's checkpoints, newest first."""
+    client = session_of(ctx).client()
+    job_id = find_job(client, job)
+    found = client.checkpoints(job_id)
+    if as_json:
+        print_json(found)
+    elif not found:
+        out().print(f"{job_id} has no checkpoint yet")
+    else:
+        out().print(tables.checkpoints(found))
+        hint([f"everstep ckpt verify {job_id}", f"everstep ckpt export {job_id} FOLDER"])
+
+
+def verify(ctx: typer.Context, path: Where, step: AtStep = None, as_json: AsJson = False) -> None:
+    """Read every byte of a checkpoint and check it; exit status 3 where one is not what was written."""
+    result = run(["verify", place(ctx, path), *_step(step)], READERS, "checking")
+    if as_json:
+        print_json(result)
+    elif result["bad"]:
+        fail("Damaged", f"{result['path']} is not what was written", result["bad"])
+        hint([f"everstep ckpt gc {path}", f"everstep ckpt ls {path}"], on_stderr=True)
+    else:
+        said = f"{result['lines']} parameters, {tables.size(result['bytes'])}, every byte as it was written"
+        out().print(f"[green]✓[/] step {result['step']}: {said}")
+    raise typer.Exit(BAD if result["bad"] else 0)
+
+
+def export(
+    ctx: typer.Context,
+    path: Where,
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that is not there yet.")],
+    step: AtStep = None,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = Dtype.FP32,
+    file_mb: Annotated[int, typer.Option(min=1, help="MB of weights in one file; as much is in memory.")] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint's model in Hugging Face's layout: config.json and safetensors, for transformers to load."""
+    arguments = ["export", place(ctx, path), str(folder), *_step(step), "--dtype", dtype.value]
+    result = run([*arguments, "--file-bytes", str(file_mb * 1_000_000)], (*READERS, "safetensors"), "exporting")
+    if as_json:
+        print_json(result)
+        return
+    files = "1 file" if result["files"] == 1 else f"{result['files']} files"
+    said = f"step {result['step']}: {result['tensors']} tensors, {tables.size(result['bytes'])} of {dtype.value} in {files}"
+    out().print(Text.assemble(("✓ ", "green"), (result["path"], "bold"), f"  {said}"), soft_wrap=True)
+    hint([f"python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{result['path']}')\""])
+
+
+def diff(
+    ctx: typer.Context,
+    a: Where,
+    b: Annotated[str, typer.Argument(metavar="PATH|JOB", help="Another one.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two checkpoints element by element, whatever plans wrote them; exit status 3 where they differ."""
+    result = run(["diff", place(ctx, a), place(ctx, b)], READERS, "comparing")
+    differs = bool(result["unlike"] or result["only_a"] or result["only_b"])
+    if as_json:
+        print_json(result)
+    elif differs:
+        out().print(tables.difference(result))
+    else:
+        out().print(f"[green]✓[/] {result['same_lines']} parameters and their moments are alike in every bit")
+    raise typer.Exit(BAD if differs else 0)
+
+
+def gc(
+    ctx: typer.Context,
+    path: Where,
+    keep_last: Annotated[int, typer.Option("--keep-last", min=1, help="Checkpoints to keep.")] = 2,
+    is_meant: Annotated[bool, typer.Option("--remove", help="Remove them; otherwise nothing is changed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what nobody needs any more of a job's checkpoints, or remove it. Never the newest good one."""
+    arguments = ["gc", place(ctx, path), "--keep-last", str(keep_last), *(["--remove"] if is_meant else [])]
+    result = run(arguments, (), "looking")
+    if as_json:
+        print_json(result)
+        return
+    out().print(tables.going(result))
+    if result["going"] and not result["removed"]:
+        hint([f"everstep ckpt gc {path} --keep-last {keep_last} --remove"])
+
+
+# --- in a process of its own ---------------------------------------------------------------------------------------------
+
+
+def place(ctx: typer.Context, reference: str) -> str:
+    """The folder that is meant: of this name, or of this job's newest checkpoint's siblings."""
+    if "/" in reference or Path(reference).exists():
+        return str(Path(reference).expanduser().absolute())
+    client = session_of(ctx).client()
+    job = client.job(find_job(client, reference))
+    if job.checkpoint is None:
+        raise ClientError(f"{job.id} has no checkpoint yet; see everstep get {job.id}")
+    return str(Path(job.checkpoint.path).parent)
+
+
+def run(arguments: Sequence[str], needs: Sequence[str], doing: str) -> dict[str, Any]:
+    """Its result. Ends the command where something is missing or it was refused."""
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    if missing:
+        fail("Not installed", f"{arguments[0]} needs {', '.join(missing)}; run: pip install 'everstep[worker]'")
+        raise typer.Exit(USAGE)
+    command = [sys.executable, "-m", "deploy.checkpoints", *arguments]
+    columns = (TextColumn(doing), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    result: dict[str, Any] | None = None
+    refused = ""
+    with (
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        task = None
+        assert process.stdout is not None
+        for line in process.stdout:
+            said = json.loads(line)
+            if "total" in said:
+                task = progress.add_task(doing, total=said["total"]) if task is None else task
+                progress.update(task, completed=said["done"])
+            result, refused = said.get("result", result), said.get("refused", refused)
+    if result is None:
+        raise ClientError(refused or f"{arguments[0]} ended with exit status {process.returncode}; see what it said above")
+    return result
+
+
+def _step(step: int | None) -> list[str]:
+    return [] if step is None else ["--step", str(step)]

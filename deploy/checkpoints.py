@@ -1,0 +1,232 @@
+"""What is done with checkpoints on a disk, in a process of its own: verify, diff, export, gc, show.
+
+For programs to read: one JSON object a line on stdout, {"done": ..., "total": ...} in bytes while it works, then
+{"result": ...}, or {"refused": "..."} and exit status 1. It needs neither a server nor a store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.adapters import manifest
+from orchestrator.adapters.manifest import CheckpointCorrupt
+from orchestrator.adapters.starting_point import Found, committed, find, folder_of
+from orchestrator.domain import codec
+from orchestrator.domain.errors import EverstepError, Refused
+
+EVERY_S = 0.1
+"""Between two words on how far it is."""
+Say = Callable[[Mapping[str, Any]], None]
+
+
+def main() -> int:
+    asked = _parser().parse_args()
+    try:
+        result = asked.do(asked)
+    except (EverstepError, OSError) as error:
+        say({"refused": str(error)})
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    say({"result": result})
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="deploy.checkpoints", description=__doc__)
+    actions = parser.add_subparsers(required=True)
+
+    def action(name: str, do: Callable[[argparse.Namespace], dict[str, Any]], *paths: str) -> argparse.ArgumentParser:
+        made = actions.add_parser(name)
+        made.set_defaults(do=do)
+        for path in paths:
+            made.add_argument(path, type=Path)
+        return made
+
+    action("verify", _verify, "path").add_argument("--step", type=int)
+    showing = action("show", _show, "path")
+    showing.add_argument("--step", type=int)
+    showing.add_argument("--checked", action="store_true")
+    action("diff", _diff, "a", "b")
+    exporting = action("export", _export, "path", "out")
+    exporting.add_argument("--step", type=int)
+    exporting.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    exporting.add_argument("--file-bytes", type=int, default=1 << 30)
+    collecting = action("gc", _gc, "path")
+    collecting.add_argument("--keep-last", type=int, default=2)
+    collecting.add_argument("--remove", action="store_true")
+    return parser
+
+
+def say(line: Mapping[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+class Paced:
+    """Tells how far it is, not too often, and always that it has begun and ended."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self._due or done == total:
+            self._due = now + EVERY_S
+            say({"done": done, "total": total})
+
+
+# --- one checkpoint ------------------------------------------------------------------------------------------------------
+
+
+def _verify(asked: argparse.Namespace) -> dict[str, Any]:
+    from worker.checkpoint.examine import verify
+
+    found = verify(find(asked.path, asked.step).path, Paced())
+    return {
+        "path": str(found.path),
+        "step": found.step,
+        "generation": found.generation,
+        "lines": found.num_lines,
+        "bytes": found.num_bytes,
+        "bad": list(found.bad),
+    }
+
+
+def _diff(asked: argparse.Namespace) -> dict[str, Any]:
+    from worker.checkpoint.examine import diff
+
+    found = diff(find(asked.a).path, find(asked.b).path, Paced())
+    return {
+        "a": str(found.a),
+        "b": str(found.b),
+        "steps": list(found.steps),
+        "same_lines": found.num_same,
+        "only_a": list(found.only_a),
+        "only_b": list(found.only_b),
+        "unlike": [
+            {
+                "line": one.line,
+                "kind": one.kind,
+                "unlike": one.num_unlike,
+                "elements": one.num_elements,
+                "largest": one.largest,
+            }
+            for one in found.unlike
+        ],
+    }
+
+
+def _export(asked: argparse.Namespace) -> dict[str, Any]:
+    from worker.checkpoint.export import export
+
+    found = find(asked.path, asked.step)
+    made = export(found, found.kept.spec, asked.out, dtype=asked.dtype, file_bytes=asked.file_bytes, progress=Paced())
+    return {
+        "path": str(made.path),
+        "from": str(found.path),
+        "step": found.manifest.step,
+        "dtype": asked.dtype,
+        "files": made.num_files,
+        "tensors": made.num_tensors,
+        "bytes": made.num_bytes,
+    }
+
+
+def _show(asked: argparse.Namespace) -> dict[str, Any]:
+    """What a checkpoint is of: enough to go on with it as another job. Checked: the newest that is good in every byte."""
+    passed_over: list[str] = []
+    found = _newest_good(asked, passed_over) if asked.checked else find(asked.path, asked.step)
+    kept = found.kept
+    if asked.checked:
+        from worker.data import sources
+
+        sources.require_same(sources.load(kept.spec.data), kept.profile.text_sha256)
+    return {
+        "path": str(found.path),
+        "step": found.manifest.step,
+        "generation": found.manifest.generation,
+        "job": kept.job,
+        "spec": codec.encode(kept.spec),
+        "passed_over": passed_over,
+    }
+
+
+def _newest_good(asked: argparse.Namespace, passed_over: list[str]) -> Found:
+    """Raises Refused where none is."""
+    from worker.checkpoint.examine import verify
+
+    first = find(asked.path, asked.step)
+    # One that was named is the only one that will do.
+    is_named = asked.step is not None or first.path == asked.path.expanduser().absolute()
+    for found in [first] if is_named else committed(first.path.parent):
+        try:
+            bad = verify(found.path, Paced()).bad
+        except CheckpointCorrupt as error:
+            bad = (str(error),)
+        if not bad:
+            return found
+        passed_over.append(bad[0])
+    raise Refused(
+        f"no checkpoint in {first.path.parent} is good in every byte: {'; '.join(passed_over)}; bring a copy of one"
+    )
+
+
+# --- all of a job --------------------------------------------------------------------------------------------------------
+
+
+def _gc(asked: argparse.Namespace) -> dict[str, Any]:
+    """What nobody needs any more; removed only where that is asked for."""
+    folder = folder_of(asked.path)
+    found = committed(folder)
+    newest = manifest.latest(folder)
+    if newest is None:
+        # Nothing is known to be good, so everything may be the last copy of something.
+        return {"folder": str(folder), "kept": [str(one.path) for one in found], "going": [], "removed": False, "bytes": 0}
+    kept = _kept(found, newest.path, asked.keep_last)
+    going = [
+        {"path": str(path), "bytes": _size(path), "why": why} for path, why in _going(folder, found, kept, newest.step)
+    ]
+    if asked.remove:
+        for one in going:
+            # The manifest first, so that half a directory is never taken for a checkpoint.
+            path = Path(str(one["path"]))
+            (path / manifest.MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(path)
+    return {
+        "folder": str(folder),
+        "kept": [str(path) for path in kept],
+        "going": going,
+        "removed": asked.remove,
+        "bytes": sum(int(str(one["bytes"])) for one in going),
+    }
+
+
+def _kept(found: list[Found], newest: str, keep_last: int) -> list[Path]:
+    """The last ones, and always the newest good one."""
+    last = [one.path for one in found[: max(1, keep_last)]]
+    return last if Path(newest) in last else [*last, Path(newest)]
+
+
+def _going(folder: Path, found: list[Found], kept: list[Path], newest: int) -> list[tuple[Path, str]]:
+    whole = {one.path for one in found}
+    going = [(one.path, f"older than the {len(kept)} that are kept") for one in found if one.path not in kept]
+    for path in sorted(folder.glob("step-*")):
+        step = path.name.removeprefix("step-").partition(".")[0]
+        if path.is_dir() and path not in whole and step.isdigit() and int(step) < newest:
+            going.append((path, "unfinished, and older than the newest"))
+    return going
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

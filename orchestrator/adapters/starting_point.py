@@ -1,0 +1,152 @@
+"""Checkpoints by the paths people give: which one is meant, and whether a job can begin with it.
+
+It reads manifests and what is kept beside them, never tensor data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+from ..domain.checkpoint import CheckpointRef
+from ..domain.errors import FieldProblem, Refused
+from ..domain.ids import Step
+from ..domain.profile import Profile
+from ..domain.spec import JobSpec
+from . import manifest, spec_file
+from .manifest import MANIFEST, CheckpointCorrupt, Manifest
+
+FIELD = "checkpoint.restore_from"
+SHOWN = 5
+"""Differences that are spelt out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    path: Path
+    manifest: Manifest
+
+    @property
+    def reference(self) -> CheckpointRef:
+        it = self.manifest
+        return CheckpointRef(step=it.step, generation=it.generation, path=str(self.path), answer=it.answer)
+
+    @property
+    def kept(self) -> spec_file.Kept:
+        """The job it is of. Raises CheckpointCorrupt."""
+        return spec_file.load(self.path.parent, self.manifest.spec_hash)
+
+
+def find(path: Path, step: int | None = None) -> Found:
+    """The checkpoint `path`; or the newest good one (or that of `step`) in a folder of checkpoints or a job's folder.
+
+    Raises Refused where there is none, CheckpointCorrupt where the one that is named cannot be read.
+    """
+    path = path.expanduser().absolute()
+    if (path / MANIFEST).exists():
+        found = manifest.load_manifest(path)
+        if step is not None and found.step != step:
+            raise Refused(f"{path} is the checkpoint of step {found.step}, not {step}; name the folder it is in")
+        return Found(path=path, manifest=found)
+    folder = folder_of(path)
+    if step is not None:
+        of_step = [found for found in committed(folder) if found.manifest.step == step]
+        if not of_step:
+            raise Refused(f"there is no checkpoint of step {step} in {folder}; see everstep ckpt ls")
+        return of_step[0]
+    newest = manifest.latest(folder)
+    if newest is None:
+        raise Refused(f"there is no checkpoint that can be read in {folder}; give a checkpoint's folder or a job's")
+    return Found(path=Path(newest.path), manifest=manifest.load_manifest(Path(newest.path)))
+
+
+def committed(folder: Path) -> list[Found]:
+    """Checkpoints in a folder whose manifest can be read, newest first."""
+    found = []
+    for path in folder.glob("step-*"):
+        with suppress(CheckpointCorrupt):
+            found.append(Found(path=path, manifest=manifest.load_manifest(path)))
+    return sorted(found, key=lambda one: (one.manifest.step, one.manifest.generation), reverse=True)
+
+
+def folder_of(path: Path) -> Path:
+    """Where the checkpoints of a job are, given that folder, the job's, or one checkpoint's. Raises Refused."""
+    path = path.expanduser().absolute()
+    if not path.is_dir():
+        raise Refused(f"{path} is no folder; give a checkpoint's folder or a job's")
+    if (path / MANIFEST).exists():
+        return path.parent
+    inner = path / "checkpoints"
+    return inner if inner.is_dir() else path
+
+
+def start_of(spec: JobSpec, profile: Profile) -> CheckpointRef | None:
+    """What the job is to begin with; None for its seed. Raises Refused, naming every difference."""
+    asked = spec.checkpoint.restore_from
+    if not asked:
+        return None
+    try:
+        found = find(Path(asked))
+        problem = "; ".join(differences(found, profile))
+    except (Refused, CheckpointCorrupt) as error:
+        raise _refused(asked, f"is {asked!r}, and {error}") from error
+    if problem:
+        raise _refused(asked, f"is {asked!r}, whose parameters are not this program's: {problem}; use the same model")
+    if spec.checkpoint.weights_only:
+        # To a worker, state of step 0 is weights alone.
+        return replace(found.reference, step=Step(0), answer=None)
+    step, steps = found.manifest.step, spec.train.steps
+    if step >= steps:
+        said = f"is the checkpoint of step {step} and train.steps is {steps}: nothing is left"
+        raise _refused(asked, f"{said}; raise that or set checkpoint.weights_only")
+    return found.reference
+
+
+def differences(found: Found, profile: Profile) -> Iterator[str]:
+    """What is not alike in the parameters of a checkpoint and those of a program, in words; the first few of them."""
+    theirs = _shapes(found)
+    ours = {line.name: line.shape for line in profile.lines}
+    said = [
+        *(f"it has {name} {_size(theirs[name])}, which the program has not" for name in theirs if name not in ours),
+        *(f"it lacks {name} {_size(ours[name])}" for name in ours if name not in theirs),
+        *(
+            f"{name} is {_size(theirs[name])} there and {_size(shape)} here"
+            for name, shape in ours.items()
+            if name in theirs and not _alike(theirs[name], shape)
+        ),
+    ]
+    yield from said[:SHOWN]
+    if len(said) > SHOWN:
+        yield f"and {len(said) - SHOWN} more"
+
+
+Size = tuple[int, ...] | int
+"""A shape, or elements alone where no shape is known."""
+
+
+def _shapes(found: Found) -> Mapping[str, Size]:
+    """Of every line; an earlier version kept their lengths alone."""
+    lines: dict[str, Size] = dict(found.manifest.lines)
+    try:
+        kept = {line.name: line.shape for line in found.kept.profile.lines if line.numel == lines.get(line.name)}
+    except CheckpointCorrupt:
+        kept = {}
+    return {name: kept.get(name, numel) for name, numel in lines.items()}
+
+
+def _alike(theirs: Size, shape: tuple[int, ...]) -> bool:
+    if isinstance(theirs, tuple):
+        return theirs == shape
+    return theirs == prod(shape)
+
+
+def _size(size: Size) -> str:
+    return " x ".join(map(str, size)) if isinstance(size, tuple) else f"of {size} elements"
+
+
+def _refused(value: str, said: str) -> Refused:
+    message = f"{FIELD} {said}"
+    return Refused(message, (FieldProblem(field=FIELD, value=value, message=message, allowed="a checkpoint's folder"),))

@@ -1,0 +1,112 @@
+"""`everstep ckpt` on a real disk: checked, compared, collected and taken elsewhere, in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from api.cli.main import app
+from orchestrator.adapters import manifest
+from orchestrator.adapters.starting_point import Found
+from tests.saved import save, state_of
+from tests.tiny_model import a_spec
+
+pytestmark = pytest.mark.timeout(120)
+SPEC = a_spec()
+
+
+def everstep(*args: object) -> Result:
+    env = {"EVERSTEP_URL": None, "EVERSTEP_STATE_DIR": "/nowhere", "COLUMNS": "160"}
+    return CliRunner().invoke(app, [str(arg) for arg in args], env=env)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return tmp_path / "jobs" / "job-1"
+
+
+def saved(job: Path, step: int, seed: int = 0) -> Found:
+    return save(job / "checkpoints", SPEC, state_of(SPEC, seed), step=step)
+
+
+def spoil(job: Path, found: Found) -> None:
+    """One bit of what this checkpoint alone has."""
+    files = [path for path in (job / "checkpoints").rglob("*") if path.is_file() and path.suffix != ".json"]
+    file = max((path for path in files if f"{found.manifest.step:08d}" in str(path)), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 8
+    file.write_bytes(content)
+
+
+def test_whole_checkpoints_are_verified_and_one_flipped_bit_is_named(job: Path) -> None:
+    older, newer = saved(job, 5), saved(job, 10, seed=1)
+    result = everstep("ckpt", "verify", job, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["step"], found["path"], found["bad"]) == (10, str(newer.path), [])
+    spoil(job, newer)
+    assert "every byte as it was written" in everstep("ckpt", "verify", job, "--step", 5).output
+    damaged = everstep("ckpt", "verify", newer.path, "--json")
+    assert damaged.exit_code == 3
+    (bad,) = json.loads(damaged.stdout)["bad"]
+    assert "elements" in bad and "hash" in bad
+    assert everstep("ckpt", "verify", older.path).exit_code == 0
+
+
+def test_checkpoints_are_compared_element_by_element(job: Path, tmp_path: Path) -> None:
+    state = state_of(SPEC)
+    first = save(job / "checkpoints", SPEC, state, step=5)
+    state["layers.1.q"][0, 7] += 0.25
+    second = save(tmp_path / "other", SPEC, state, step=6)
+    result = everstep("ckpt", "diff", first.path, second.path, "--json")
+    assert result.exit_code == 3, result.output
+    found = json.loads(result.stdout)
+    (one,) = found["unlike"]
+    assert (one["line"], one["kind"], one["unlike"], one["elements"]) == ("layers.1.q", "p", 1, 1024)
+    assert one["largest"] == pytest.approx(0.25)
+    assert found["steps"] == [5, 6] and not found["only_a"] + found["only_b"]
+    assert "layers.1.q" in everstep("ckpt", "diff", first.path, second.path).output
+    assert "alike in every bit" in everstep("ckpt", "diff", job, first.path).output
+
+
+def test_what_nobody_needs_is_shown_first_and_removed_when_asked(job: Path) -> None:
+    found = [saved(job, step) for step in (5, 10, 15)]
+    (job / "checkpoints" / "step-00000012.g1").mkdir()
+    shown = json.loads(everstep("ckpt", "gc", job, "--keep-last", 1, "--json").stdout)
+    assert {Path(one["path"]).name for one in shown["going"]} == {
+        *(path.path.name for path in found[:2]),
+        "step-00000012.g1",
+    }
+    assert not shown["removed"] and all(one.path.exists() for one in found), "nothing is changed unless asked"
+    removed = everstep("ckpt", "gc", job, "--keep-last", 1, "--remove")
+    assert removed.exit_code == 0 and "3 removed" in removed.output
+    assert manifest.latest(job / "checkpoints") == found[2].reference
+    assert everstep("ckpt", "verify", job).exit_code == 0
+
+
+def test_a_model_is_exported_from_the_folder_alone(job: Path, tmp_path: Path) -> None:
+    saved(job, 5)
+    result = everstep("ckpt", "export", job, tmp_path / "model", "--dtype", "bf16", "--json")
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.stdout)
+    assert (made["step"], made["dtype"], made["path"]) == (5, "bf16", str(tmp_path / "model"))
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    again = everstep("ckpt", "export", job, tmp_path / "model")
+    assert again.exit_code == 1 and "is there already" in again.stderr
+
+
+def test_what_is_not_there_or_not_installed_is_said_in_a_sentence(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.mkdir(parents=True)
+    result = everstep("ckpt", "verify", job)
+    assert result.exit_code == 1 and "there is no checkpoint that can be read" in result.stderr
+    assert "is no folder" in everstep("ckpt", "verify", tmp_path / "nowhere").stderr
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    result = everstep("ckpt", "export", job, tmp_path / "model")
+    assert result.exit_code == 2 and "export needs torch; run: pip install 'everstep[worker]'" in result.stderr

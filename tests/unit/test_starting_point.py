@@ -1,0 +1,111 @@
+"""Which checkpoint a path means, and whether a job can begin with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.adapters import spec_file
+from orchestrator.adapters.manifest import CheckpointCorrupt
+from orchestrator.adapters.starting_point import find, start_of
+from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.errors import Refused
+from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.layout import buckets
+from orchestrator.domain.spec import JobSpec, ParallelSpec
+from tests.saved import a_plan, save, state_of
+from tests.tiny_model import a_spec
+from worker.programs.causal_lm import PROGRAM
+from worker.state.holdings import Holdings
+from worker.state.relayout import from_checkpoint
+
+SPEC = a_spec()
+
+
+def begun_with(spec: JobSpec, path: Path) -> CheckpointRef | None:
+    spec = replace(spec, checkpoint=replace(spec.checkpoint, restore_from=str(path)))
+    return start_of(spec, PROGRAM.describe(spec))
+
+
+def test_a_job_begins_with_the_newest_good_checkpoint_of_the_folder_it_names(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    found = [save(folder, SPEC, state_of(SPEC), step=step) for step in (2, 3)]
+    for path in (tmp_path, folder, found[1].path):
+        assert begun_with(SPEC, path) == found[1].reference
+    assert begun_with(SPEC, found[0].path) == found[0].reference == find(tmp_path, step=2).reference
+    assert start_of(SPEC, PROGRAM.describe(SPEC)) is None, "nothing was asked for"
+    (found[1].path / "manifest.json").write_text("{}")
+    assert begun_with(SPEC, tmp_path) == found[0].reference
+
+
+def test_placement_numbers_and_schedule_may_be_others(tmp_path: Path) -> None:
+    found = save(tmp_path, SPEC, state_of(SPEC), step=3)
+    train = replace(SPEC.train, dtype="bf16", learning_rate=1e-4, seed=9, micro_batches=4)
+    assert begun_with(replace(SPEC, train=train, parallel=ParallelSpec(tp=1)), found.path) == found.reference
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ffn": 64}, "layers.1.gate is 48 x 32 there and 64 x 32 here.*and 1 more; use the same model"),
+        ({"layers": 1}, "it has layers.2.q 32 x 32, which the program has not"),
+        ({"layers": 3}, "it lacks layers.3.q 32 x 32"),
+        ({"tied": True}, "it has head 256 x 32, which the program has not"),
+        # As many elements, in another shape.
+        ({"vocabulary": 512, "width": 16, "heads": 4}, "embedding is 256 x 32 there and 512 x 16 here"),
+    ],
+)
+def test_other_parameters_are_refused_with_every_difference(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    found = save(tmp_path, SPEC, state_of(SPEC), step=3)
+    with pytest.raises(Refused, match=said) as refused:
+        begun_with(a_spec(**changes), found.path)
+    assert [problem.field for problem in refused.value.problems] == ["checkpoint.restore_from"]
+
+
+def test_weights_alone_begin_a_job_at_step_0_with_moments_of_zero(tmp_path: Path) -> None:
+    state = state_of(SPEC)
+    found = save(tmp_path, SPEC, state, step=7)
+    asked = replace(SPEC, checkpoint=replace(SPEC.checkpoint, weights_only=True))
+    start = begun_with(asked, found.path)
+    assert start == replace(found.reference, step=Step(0), answer=None), "although the job has 5 steps alone"
+    profile = PROGRAM.describe(SPEC)
+    plan = a_plan(profile.num_layers)
+    for step in (Step(0), Step(7)):
+        held = Holdings(buckets(plan, profile), plan.seats[0].rank, None, Generation(1), torch.device("cpu"))
+        held.step = step
+        from_checkpoint(held, found.path)
+        for piece in held.owned_pieces:
+            part, values = piece.interval, held.state[:, piece.offset : piece.offset + len(piece.interval)]
+            expected = state[part.line][:, part.start : part.stop]
+            assert torch.equal(values[0], expected[0])
+            assert torch.equal(values[1:], expected[1:] if step else torch.zeros_like(expected[1:]))
+
+
+def test_where_nothing_can_be_begun_with_the_sentence_says_why(tmp_path: Path) -> None:
+    found = save(tmp_path, SPEC, state_of(SPEC), step=3)
+    with pytest.raises(Refused, match=r"is the checkpoint of step 3 and train.steps is 3: nothing is left; raise"):
+        begun_with(replace(SPEC, train=replace(SPEC.train, steps=3)), found.path)
+    with pytest.raises(Refused, match="is no folder; give a checkpoint's folder or a job's"):
+        begun_with(SPEC, tmp_path / "no")
+    with pytest.raises(Refused, match="there is no checkpoint of step 4"):
+        find(tmp_path, step=4)
+    (found.path / "manifest.json").write_text("{}")
+    with pytest.raises(Refused, match="there is no checkpoint that can be read"):
+        begun_with(SPEC, tmp_path)
+
+
+def test_what_a_checkpoint_is_of_is_kept_beside_it_and_checked(tmp_path: Path) -> None:
+    found = save(tmp_path, SPEC, state_of(SPEC), step=3)
+    assert (found.kept.spec, found.kept.profile, found.kept.job) == (SPEC, PROGRAM.describe(SPEC), "job-1")
+    file = spec_file.file_of(tmp_path, found.manifest.spec_hash)
+    content = file.read_text()
+    for damage in (content.replace('"steps": 5', '"steps": 6'), content.replace("job-1", "job-2"), content[:-9], "{}"):
+        file.write_text(damage)
+        with pytest.raises(CheckpointCorrupt, match=f"{file.name} (is not what was written|cannot be read)"):
+            _ = found.kept
+    file.unlink()
+    with pytest.raises(CheckpointCorrupt, match="is not there; without it nobody knows what job"):
+        _ = found.kept
