@@ -20,6 +20,8 @@ from .stopping import stop
 
 RECENT = 15
 """Steps whose median is the typical one."""
+UNSAVED = 8
+"""Steps remembered as having no checkpoint: more than can be on their way to a disk at once."""
 
 
 def steps_passed(draft: Draft, said: StepsPassed) -> None:
@@ -106,17 +108,20 @@ def shard_saved(draft: Draft, said: ShardSaved) -> None:
     if at_it is None or at_it[0] != said.generation:
         return  # anything that carries an old generation is refused at the write
     have = draft.record.saving.get(said.step, ())
-    if any(shard.device == said.shard.device for shard in have):
+    if said.step in draft.record.unsaved or any(shard.device == said.shard.device for shard in have):
         return
     draft.set(saving={**draft.record.saving, said.step: (*have, said.shard)})
 
 
 def shard_not_saved(draft: Draft, said: ShardNotSaved) -> None:
     """One part is lacking, so that step will have no checkpoint; the next one tries again. Said once a step."""
-    at_it = at_work(draft)
-    if at_it is None or at_it[0] != said.generation or said.step <= draft.record.unsaved:
+    at_it, record = at_work(draft), draft.record
+    if at_it is None or at_it[0] != said.generation or said.step in record.unsaved:
         return
-    draft.set(unsaved=said.step, saving={s: x for s, x in draft.record.saving.items() if s != said.step})
+    draft.set(
+        unsaved=(*record.unsaved, said.step)[-UNSAVED:],
+        saving={step: shards for step, shards in record.saving.items() if step != said.step},
+    )
     draft.say("checkpoint_failed", f"no checkpoint of step {said.step}: {said.device}: {said.message}")
 
 
