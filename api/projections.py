@@ -240,12 +240,18 @@ def checkpoint(one: CheckpointRef) -> views.CheckpointView:
         step=one.step,
         generation=one.generation,
         path=one.path,
+        kind=one.kind,
+        new_bytes=one.new_bytes,
+        total_bytes=one.total_bytes,
+        seconds=one.seconds or None,
+        at=instant(one.at) if one.at else None,
+        verified=one.is_proven,
     )
 
 
 def checkpoints_of(record: JobRecord) -> tuple[CheckpointRef, ...]:
     """Newest first."""
-    return (record.checkpoint,) if record.checkpoint else ()
+    return (record.checkpoint, *record.older) if record.checkpoint else ()
 
 
 def _failure(record: JobRecord) -> views.FailureView | None:

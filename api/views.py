@@ -145,20 +145,21 @@ class IncidentView(View):
 
 
 class CheckpointView(View):
-    """A committed checkpoint. kind: full, or journal on top of the one before; seconds: from snapshot to commit.
+    """A committed checkpoint. kind: base, or journal on top of the one before; seconds: from snapshot to commit.
 
-    new_bytes: what it added to the disk, total_bytes: what it holds; None where an earlier version wrote it.
+    new_bytes: what it added to the disk, total_bytes: what restoring it reads; None where nobody measured.
     """
 
     step: int
     generation: int
     path: str
-    kind: str = "full"
+    kind: str = "base"
     new_bytes: int | None = None
     total_bytes: int | None = None
     seconds: float | None = None
+    at: Instant | None = None
     verified: bool = False
-    """Every byte has been read again since, and the step after it came out as it had before."""
+    """Training was restored from it, and the step after it came out as it had before."""
     tier: str = "shared"
     """Where it is: shared, the folder that every node sees."""
 

@@ -25,7 +25,8 @@ from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from api.client import Client
-from orchestrator.adapters.processes import ProcessId
+from deploy.local import LocalCluster, status
+from orchestrator.adapters.processes import ProcessId, identify
 from orchestrator.domain import codec
 
 from .cluster import NODES, Job, NotMeasured, end_in_good_order, local_cluster, plan_of, processes_of, ranks_of, say
@@ -75,11 +76,12 @@ class Contender(Protocol):
 
 
 class Everstep:
-    """Only the job's training processes are stopped; hosts, supervisor, API, Redis and Ray go on."""
+    """The job's training processes are stopped, and before them whoever would take that for a failure: its hosts and the
+    supervisor, who judge nobody by a time in which they did not run themselves. API, Redis and Ray go on."""
 
     name = "everstep"
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, cluster: LocalCluster) -> None:
         self._job = job
         view = job.wait_for_step(FIRST_STEPS)
         assert view.plan is not None
@@ -87,24 +89,32 @@ class Everstep:
         self.summary = view.plan.summary
         self._generation = view.generation
         self._ranks = tuple(ranks_of(view).values())
+        supervisor = status(cluster.state_dir)["processes"]
+        assert isinstance(supervisor, dict)
+        watching = [supervisor["supervisor"], *sorted({_parent(_parent(rank.pid)) for rank in self._ranks})]
+        self._watching = tuple(process for pid in watching if (process := identify(pid)) is not None)
         self.niceness = max(os.getpriority(os.PRIO_PROCESS, rank.pid) for rank in self._ranks)
 
     def processes(self) -> Sequence[ProcessId]:
         return self._ranks
 
     def go(self) -> None:
-        for rank in self._ranks:
-            rank.send(signal.SIGCONT)
+        for process in (*self._ranks, *reversed(self._watching)):
+            process.send(signal.SIGCONT)
 
     def stop(self) -> None:
-        for rank in self._ranks:
-            rank.send(signal.SIGSTOP)
+        for process in (*self._watching, *self._ranks):
+            process.send(signal.SIGSTOP)
 
     def steps(self) -> list[StepTime]:
         found = self._job.fetch()
         if found[-1].generation != self._generation:
             raise NotMeasured(f"generation {self._generation} ended; look at the job's events for the reason")
         return [StepTime(at=step.at.timestamp(), seconds=step.seconds) for step in found if step.seconds is not None]
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class Alongside:
@@ -138,7 +148,7 @@ def measured(
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="everstep-bench-peers-")))
         cluster = stack.enter_context(local_cluster(NODES))
         client = stack.enter_context(Client(cluster.url))
-        ours = Everstep(Job(client, workload))
+        ours = Everstep(Job(client, workload), cluster)
         stack.callback(ours.go)  # whoever ends the ranks in good order finds them able to end
         ours.stop()
         say(f"everstep: {ours.summary}, mirrors {workload.mirrors}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -86,7 +85,7 @@ class Paced:
 
 
 def _verify(asked: argparse.Namespace) -> dict[str, Any]:
-    from worker.checkpoint.examine import verify
+    from worker.checkpoint.verify import verify
 
     found = verify(find(asked.path, asked.step).path, Paced())
     return {
@@ -95,6 +94,9 @@ def _verify(asked: argparse.Namespace) -> dict[str, Any]:
         "generation": found.generation,
         "lines": found.num_lines,
         "bytes": found.num_bytes,
+        "pieces": found.num_pieces,
+        "stored_bytes": found.num_stored,
+        "seconds": found.seconds,
         "bad": list(found.bad),
     }
 
@@ -108,6 +110,8 @@ def _diff(asked: argparse.Namespace) -> dict[str, Any]:
         "b": str(found.b),
         "steps": list(found.steps),
         "same_lines": found.num_same,
+        "shared_bytes": found.num_shared,
+        "new_bytes": found.num_new,
         "only_a": list(found.only_a),
         "only_b": list(found.only_b),
         "unlike": [
@@ -160,7 +164,7 @@ def _show(asked: argparse.Namespace) -> dict[str, Any]:
 
 def _newest_good(asked: argparse.Namespace, passed_over: list[str]) -> Found:
     """Raises Refused where none is."""
-    from worker.checkpoint.examine import verify
+    from worker.checkpoint.verify import verify
 
     first = find(asked.path, asked.step)
     # One that was named is the only one that will do.
@@ -184,48 +188,26 @@ def _newest_good(asked: argparse.Namespace, passed_over: list[str]) -> Found:
 def _gc(asked: argparse.Namespace) -> dict[str, Any]:
     """What nobody needs any more; removed only where that is asked for."""
     folder = folder_of(asked.path)
-    found = committed(folder)
-    newest = manifest.latest(folder)
-    if newest is None:
-        # Nothing is known to be good, so everything may be the last copy of something.
-        return {"folder": str(folder), "kept": [str(one.path) for one in found], "going": [], "removed": False, "bytes": 0}
-    kept = _kept(found, newest.path, asked.keep_last)
-    going = [
-        {"path": str(path), "bytes": _size(path), "why": why} for path, why in _going(folder, found, kept, newest.step)
-    ]
+    found = manifest.going(folder, asked.keep_last)
+    whys = {
+        **dict.fromkeys(found.older, f"older than the {len(found.kept)} that are kept"),
+        **dict.fromkeys(found.unfinished, "unfinished, and older than the newest"),
+        **dict.fromkeys(found.packs, "no checkpoint that stays is read from it"),
+    }
+    going = [{"path": str(path), "bytes": _size(path), "why": why} for path, why in whys.items()]
     if asked.remove:
-        for one in going:
-            # The manifest first, so that half a directory is never taken for a checkpoint.
-            path = Path(str(one["path"]))
-            (path / manifest.MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(path)
+        manifest.prune(folder, asked.keep_last)
     return {
         "folder": str(folder),
-        "kept": [str(path) for path in kept],
-        "going": going,
-        "removed": asked.remove,
+        "kept": [str(path) for path in found.kept or [one.path for one in committed(folder)]],
+        "going": [one for one in going if not asked.remove or not Path(str(one["path"])).exists()],
+        "removed": asked.remove and bool(found.kept),
         "bytes": sum(int(str(one["bytes"])) for one in going),
     }
 
 
-def _kept(found: list[Found], newest: str, keep_last: int) -> list[Path]:
-    """The last ones, and always the newest good one."""
-    last = [one.path for one in found[: max(1, keep_last)]]
-    return last if Path(newest) in last else [*last, Path(newest)]
-
-
-def _going(folder: Path, found: list[Found], kept: list[Path], newest: int) -> list[tuple[Path, str]]:
-    whole = {one.path for one in found}
-    going = [(one.path, f"older than the {len(kept)} that are kept") for one in found if one.path not in kept]
-    for path in sorted(folder.glob("step-*")):
-        step = path.name.removeprefix("step-").partition(".")[0]
-        if path.is_dir() and path not in whole and step.isdigit() and int(step) < newest:
-            going.append((path, "unfinished, and older than the newest"))
-    return going
-
-
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .domain.checkpoint import CheckpointRef
 from .domain.cluster import Node
-from .domain.effects import ChoosePlan, CommitCheckpoint
+from .domain.effects import ChoosePlan, CommitCheckpoint, OnDisk
 from .domain.events import Command, HistoryEntry, StepRecord
 from .domain.ids import EffectId, JobId, NodeId, Term
 from .domain.job import JobRecord
@@ -205,8 +205,9 @@ class Planner(Protocol):
 
 class Checkpoints(Protocol):
     async def commit(self, effect: CommitCheckpoint) -> CheckpointRef:
-        """Check that the shards cover every line, write the manifest last, then let go of what is no longer kept.
+        """Check that the shards cover every line, then write the manifest, last. Raises OSError or Refused."""
+        ...
 
-        Raises OSError or Refused; nothing older is touched then.
-        """
+    async def keep_house(self, effect: OnDisk) -> None:
+        """Raises OSError or Refused; a checkpoint that is to be kept is untouched then."""
         ...

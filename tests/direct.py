@@ -10,7 +10,8 @@ from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.protocol import ShardSaved
 from worker.checkpoint.handover import NotSaved
-from worker.checkpoint.writer import Snapshot, write_shard
+from worker.checkpoint.shard import ShardWriter
+from worker.checkpoint.snapshot import Snapshot
 from worker.state.holdings import Holdings
 
 
@@ -18,9 +19,7 @@ class Direct:
     """Implements Snapshots."""
 
     def __init__(self, root: Path, profile: Profile, device: Device, shards: list[ShardSaved]) -> None:
-        self._root = root
-        self._profile = profile
-        self._device = device
+        self._writer = ShardWriter(root, profile, device)
         self._shards = shards
         self.failure: OSError | None = None
 
@@ -34,7 +33,7 @@ class Direct:
         self.failure = None
         snapshot = Snapshot.of(held, generation, answer)
         try:
-            shard = write_shard(self._root, self._profile, self._device, snapshot)
+            shard = self._writer.write(snapshot)
         except OSError as error:
             self.failure = error
         else:

@@ -15,7 +15,8 @@ from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.layout import buckets
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.spec import JobSpec
-from worker.checkpoint.writer import Snapshot, write_shard
+from worker.checkpoint.shard import ShardWriter
+from worker.checkpoint.snapshot import Snapshot
 from worker.data import sources
 from worker.programs.causal_lm import PROGRAM
 from worker.state.holdings import Holdings
@@ -54,7 +55,7 @@ def save(folder: Path, spec: JobSpec, state: dict[str, torch.Tensor], step: int 
         held.step = Step(step)
         for interval in held.intervals:
             held.fill(interval, state[interval.line][:, interval.start : interval.stop])
-        shards.append(write_shard(folder, profile, seat.device, Snapshot.of(held, Generation(generation))))
+        shards.append(ShardWriter(folder, profile, seat.device).write(Snapshot.of(held, Generation(generation))))
     spec_file.keep(folder, spec_file.Kept(job=JobId("job-1"), spec=spec, profile=profile))
     path = folder / manifest.directory_name(Step(step), Generation(generation))
     manifest.commit(path, Step(step), Generation(generation), spec_file.hash_of(spec), spec.train.seed, shards)

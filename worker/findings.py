@@ -21,5 +21,9 @@ class Corrupted(Found):
     """This rank and another have different bits of the same thing."""
 
 
+class NotRestored(Found):
+    """The checkpoint cannot be read, or is not what was written."""
+
+
 class TrainingDiverged(Found):
     """A loss or gradient is not finite. Where running the step again gives the same, it is the training itself."""

@@ -1,6 +1,8 @@
 """Whether what a rank holds and computes is right, as far as a second copy can tell: hashes of the two are compared.
 
-    state      owner ── hash of what it owns, after the update ──> mirror, which has its own hash of the same intervals
+    state      checksums of what all own, less those of what all mirror ──> in every vote, which passes only where it is 0
+               owner ── hash of what it owns, after the update ──> mirror, which has its own hash of the same intervals
+    memory     checksum right after an update, and before the next vote: who is to blame is known then
     gradient   pipeline p, first id ── hash ──> pipeline p', which has computed that id a second time
 
 It owns when to compare and what to make of a difference. Which of the two is wrong it cannot know; it refuses to know what
@@ -19,28 +21,73 @@ from orchestrator.domain.ids import Rank, Step
 from orchestrator.domain.plan import Pipeline, Plan
 from orchestrator.domain.spec import RecoverySpec
 
-from .digest import digest
+from .digest import checksum, digest
 from .findings import Corrupted
 from .parallel.data import Session
 from .state.buffers import Buffers
 from .state.holdings import Holdings
 
+_HALF = 1 << 32
+
 
 @dataclass(frozen=True, slots=True)
-class _Agreed:
+class _Noted:
     step: Step
-    hashes: torch.Tensor
+    sums: torch.Tensor
     """Of what is owned and of what is mirrored."""
 
 
 class Copies:
-    """Owner against mirror, in one generation. `compare` is called by every rank of it, after the same steps."""
+    """Owner against mirror, and each against its own memory, in one generation.
+
+    At every vote by checksums, which travel in it; `compare`, by hashes, is called by every rank after the same steps.
+    """
+
+    NUM_ENTRIES = 3
+    """Of a ballot: ranks whose memory has changed, and the halves of all owners' checksums less all mirrors'."""
 
     def __init__(self, session: Session, recovery: RecoverySpec) -> None:
         self._session = session
         self._every = recovery.compare_every
         self._mirrored = session.mirror_of is not None or session.mirrored is not None
-        self._agreed: _Agreed | None = None
+        self._noted: _Noted | None = None
+        self._strange: Step | None = None
+
+    def note(self, held: Holdings) -> None:
+        """Its bits are right now: nothing but an update may change them."""
+        self._noted = _Noted(held.step, _checksums(held))
+
+    def ballot(self, held: Holdings) -> torch.Tensor:
+        """(3,) float64 on CPU; summed over all ranks exactly, as integers below 2**53."""
+        sums = _checksums(held)
+        changed = self._noted is None or self._noted.step != held.step or not torch.equal(self._noted.sums, sums)
+        owned, mirrored = sums.tolist()
+        owned = owned if self._session.mirror_of is not None else 0
+        mirrored = mirrored if self._session.mirrored is not None else 0
+        low, high = owned % _HALF - mirrored % _HALF, (owned >> 32) - (mirrored >> 32)
+        return torch.tensor([changed, low, high], dtype=torch.float64)
+
+    def agree(self, total: torch.Tensor, held: Holdings, step: Step) -> bool:
+        """Whether everybody's ballots say that all memory is what it was; where not, `step` is not to be committed.
+
+        All ranks see the same. Who is to blame, as far as one can tell, raises Corrupted and leaves; the others run the
+        step again until they are told. Raises Aborted, PeerLost.
+        """
+        num_changed, *differences = total.tolist()
+        if not num_changed and not any(differences):
+            return True
+        if num_changed and (found := self.changed_since(held)) is not None:
+            raise Corrupted(found, f"since step {held.step} bits of this rank's memory have changed")
+        if not num_changed:
+            self.compare(held)
+        if self._strange == step:
+            raise Corrupted(
+                Disagrees(rank=self._session.seat.rank, about="state"),
+                f"in two passes of step {step} copies of what was held after step {held.step} had different checksums, "
+                "and no two hashes differ",
+            )
+        self._strange = step
+        return False
 
     def is_due(self, step: Step, saving: bool) -> bool:
         """saving: a checkpoint is taken after this step, and only what is agreed on may become one."""
@@ -49,7 +96,7 @@ class Copies:
     def compare(self, held: Holdings) -> None:
         """Raises Corrupted in the mirror of what differs, Aborted, PeerLost."""
         to, of, cut = self._session.mirror_of, self._session.mirrored, held.owned
-        hashes = _hashes(held)
+        hashes = torch.cat([digest(*held.state[:, :cut]), digest(*held.state[:, cut:])])
         theirs = torch.zeros(1, dtype=torch.int64, device=hashes.device)
         sends = [(to, hashes[:1])] if to is not None and cut else []
         receives = [(of, theirs)] if of is not None and held.gradient.numel() > cut else []
@@ -61,19 +108,17 @@ class Copies:
                 Disagrees(rank=of, about="state"),
                 f"after step {held.step} this rank's copy of what rank {of} owns has other bits than rank {of}'s own",
             )
-        self._agreed = _Agreed(held.step, hashes)
 
     def changed_since(self, held: Holdings) -> Disagrees | None:
-        """Where this very step's state was agreed on: whether memory has changed since, which nothing in training does."""
-        agreed = self._agreed
-        if agreed is None or agreed.step != held.step or torch.equal(agreed.hashes, _hashes(held)):
+        """Whether memory has changed since its last update, which nothing in training does."""
+        noted = self._noted
+        if noted is None or noted.step != held.step or torch.equal(noted.sums, _checksums(held)):
             return None
         return Disagrees(rank=self._session.seat.rank, about="memory")
 
 
-def _hashes(held: Holdings) -> torch.Tensor:
-    cut = held.owned
-    return torch.cat([digest(*held.state[:, :cut]), digest(*held.state[:, cut:])])
+def _checksums(held: Holdings) -> torch.Tensor:
+    return torch.stack([checksum(held.state[:, : held.owned]), checksum(held.state[:, held.owned :])])
 
 
 # --- gradients -----------------------------------------------------------------------------------------------------------

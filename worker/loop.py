@@ -78,7 +78,7 @@ class Trainer:
         """Take this rank's seat in a new generation: seconds spent in "build", "transfer" and "gather".
 
         Until the state of every rank has arrived, what was held before is kept and reported. Raises Aborted, PeerLost,
-        CheckpointCorrupt.
+        NotRestored.
         """
         step, kept = step_of(form.restore), self._kept
         self._feeders.stop()
@@ -92,12 +92,14 @@ class Trainer:
         built = perf_counter()
         faultpoint("in_restore")
         kept.settle(form.restore)
-        held = kept.fill(session, plan_buckets, form.restore)
+        with self._noting(form.generation):
+            held = kept.fill(session, plan_buckets, form.restore)
         moved = perf_counter()
         data = DataAxis(session, plan_buckets, buffers, gradients, held)
         data.gather()
         gathered = perf_counter()
         self._copies = Copies(session, self._spec.recovery)
+        self._copies.note(held)
         self._stint = Stint(
             spec=self._spec,
             stage=stage,

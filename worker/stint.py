@@ -75,9 +75,11 @@ class Stint:
             ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
             self._vote_for(step)
             words = ballot.new_tensor([float(stop), float(self._has_no_room(step))])
-            total = session.vote(torch.cat([words, ballot]), gradients.num_maxima)
+            total = session.vote(torch.cat([words, self.copies.ballot(held), ballot]), gradients.num_maxima)
+            sums, found = total[2 : 2 + Copies.NUM_ENTRIES], total[2 + Copies.NUM_ENTRIES :]
             try:
-                answer = gradients.answer(total[2:], session.plan.world_size, step)
+                if self.copies.agree(sums, held, step):
+                    answer = gradients.answer(found, session.plan.world_size, step)
             except TrainingDiverged:
                 # All see the same sum, so all are here: where copies differ, flipped bits of the state are the reason.
                 self._compare(step)
@@ -95,6 +97,7 @@ class Stint:
         with self.feeders.updating:
             kept.apply(held, answer)
             self.feeders.applied(answer)
+        self.copies.note(held)
         faultpoint("after_update")
         progress.phase(Phase.GATHER, generation, step)
         data.gather()

@@ -10,16 +10,18 @@ from rich.text import Text
 
 from api.views import CheckpointView
 
-from .render import seconds, table_of
+from .render import age, seconds, table_of
 
 
 def checkpoints(found: Sequence[CheckpointView]) -> RenderableType:
-    table = table_of("STEP", "GEN.", "KIND", "TIER", "NEW", "TOTAL", "TOOK", "VERIFIED", words=("KIND", "TIER", "VERIFIED"))
+    numbers = ("STEP", "GEN.", "NEW", "TOTAL", "TOOK", "AGE")
+    table = table_of(*numbers, "KIND", "TIER", "PROVEN", words=("KIND", "TIER", "PROVEN"))
     table.add_column("PATH", overflow="fold")
     for one in found:
         sizes = [size(bytes) if bytes is not None else "–" for bytes in (one.new_bytes, one.total_bytes)]
         took = seconds(one.seconds) if one.seconds is not None else "–"
-        row = (str(one.generation), one.kind, one.tier, *sizes, took, "✓" if one.verified else "–", Text(one.path))
+        old = age(one.at) if one.at is not None else "–"
+        row = (str(one.generation), *sizes, took, old, one.kind, one.tier, "✓" if one.verified else "–", Text(one.path))
         table.add_row(Text(str(one.step), "bold"), *row)
     return table
 

@@ -1,14 +1,18 @@
-"""Committing checkpoints to the folder every node sees: what the job is, the manifest last, then the old ones go."""
+"""Checkpoints in the folder every node sees: the manifest last, later what is known since; then the old ones go."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 from orchestrator.domain.checkpoint import CheckpointRef
-from orchestrator.domain.effects import CommitCheckpoint
+from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, OnDisk, PruneCheckpoints
+from orchestrator.domain.ids import JobId
 
 from . import manifest, spec_file
+from .durable import write_durably
+from .starting_point import SINCE
 
 
 class FolderCheckpoints:
@@ -20,11 +24,24 @@ class FolderCheckpoints:
     async def commit(self, effect: CommitCheckpoint) -> CheckpointRef:
         return await asyncio.to_thread(self._commit, effect)
 
+    async def keep_house(self, effect: OnDisk) -> None:
+        match effect:
+            case NoteCheckpoint(job=job, checkpoint=checkpoint):
+                # What a job begins with may be another job's, whose step after it was another one.
+                if Path(checkpoint.path).parent == self._folder(job):
+                    await asyncio.to_thread(note, checkpoint)
+            case PruneCheckpoints(job=job, keep=keep):
+                kept = [Path(one.path) for one in keep]
+                await asyncio.to_thread(manifest.prune, self._folder(job), 1, keep=kept)
+
+    def _folder(self, job: JobId) -> Path:
+        return Path(self._root) / "jobs" / job / "checkpoints"
+
     def _commit(self, effect: CommitCheckpoint) -> CheckpointRef:
-        folder = Path(self._root) / "jobs" / effect.job / "checkpoints"
+        folder = self._folder(effect.job)
         # First: whoever finds the manifest finds what it is of.
         spec_file.keep(folder, spec_file.Kept(job=effect.job, spec=effect.spec, profile=effect.profile))
-        reference = manifest.commit(
+        return manifest.commit(
             folder / manifest.directory_name(effect.step, effect.generation),
             effect.step,
             effect.generation,
@@ -32,5 +49,9 @@ class FolderCheckpoints:
             effect.spec.train.seed,
             effect.shards,
         )
-        manifest.prune(folder, effect.spec.checkpoint.keep_last)
-        return reference
+
+
+def note(checkpoint: CheckpointRef) -> None:
+    """Raises OSError."""
+    body = {"step": checkpoint.step, "bits": checkpoint.bits, "after": list(checkpoint.after)}
+    write_durably(Path(checkpoint.path) / SINCE, json.dumps(body).encode())

@@ -17,7 +17,8 @@ from ..domain import codec
 from ..domain.ids import JobId
 from ..domain.profile import Profile
 from ..domain.spec import JobSpec
-from .manifest import CheckpointCorrupt, write_durably
+from .durable import make_directories, write_durably
+from .index import CheckpointCorrupt
 
 FORMAT = 1
 
@@ -44,7 +45,7 @@ def keep(folder: Path, kept: Kept) -> None:
     file = file_of(folder, hash_of(kept.spec))
     if file.exists():
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_directories(folder)
     body = {
         "format": FORMAT,
         "job": kept.job,

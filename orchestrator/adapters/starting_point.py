@@ -5,11 +5,13 @@ It reads manifests and what is kept beside them, never tensor data.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from ..domain.checkpoint import CheckpointRef
 from ..domain.errors import FieldProblem, Refused
@@ -18,7 +20,10 @@ from ..domain.profile import Profile
 from ..domain.spec import JobSpec
 from . import manifest, spec_file
 from .manifest import MANIFEST, CheckpointCorrupt, Manifest
+from .sealed import reference
 
+SINCE = "since.json"
+"""Beside the manifest: what is known of a checkpoint since it was committed."""
 FIELD = "checkpoint.restore_from"
 SHOWN = 5
 """Differences that are spelt out."""
@@ -31,8 +36,7 @@ class Found:
 
     @property
     def reference(self) -> CheckpointRef:
-        it = self.manifest
-        return CheckpointRef(step=it.step, generation=it.generation, path=str(self.path), answer=it.answer)
+        return reference(self.path, self.manifest)
 
     @property
     def kept(self) -> spec_file.Kept:
@@ -69,7 +73,8 @@ def committed(folder: Path) -> list[Found]:
     for path in folder.glob("step-*"):
         with suppress(CheckpointCorrupt):
             found.append(Found(path=path, manifest=manifest.load_manifest(path)))
-    return sorted(found, key=lambda one: (one.manifest.step, one.manifest.generation), reverse=True)
+    # A later generation may have been rolled back to an earlier step.
+    return sorted(found, key=lambda one: (one.manifest.generation, one.manifest.step), reverse=True)
 
 
 def folder_of(path: Path) -> Path:
@@ -98,11 +103,40 @@ def start_of(spec: JobSpec, profile: Profile) -> CheckpointRef | None:
     if spec.checkpoint.weights_only:
         # To a worker, state of step 0 is weights alone.
         return replace(found.reference, step=Step(0), answer=None)
+    # Its first step has to come out as it did then, if it is the same step.
+    is_same = _is_same_step(found, spec, profile)
+    start = replace(found.reference, **_since(found)) if is_same else found.reference
     step, steps = found.manifest.step, spec.train.steps
     if step >= steps:
         said = f"is the checkpoint of step {step} and train.steps is {steps}: nothing is left"
         raise _refused(asked, f"{said}; raise that or set checkpoint.weights_only")
-    return found.reference
+    return start
+
+
+def _is_same_step(found: Found, spec: JobSpec, profile: Profile) -> bool:
+    """Whether the same state gives the same losses: the same program on the same samples, with the same random numbers."""
+    try:
+        kept = found.kept
+    except CheckpointCorrupt:
+        return False
+
+    def mathematics(spec: JobSpec) -> tuple[object, ...]:
+        it = spec.train
+        return spec.program, spec.model, it.seed, it.dtype, it.micro_batches, it.micro_batch_size, it.sequence
+
+    has_same_text = bool(profile.text_sha256) and kept.profile.text_sha256 == profile.text_sha256
+    return has_same_text and mathematics(kept.spec) == mathematics(spec)
+
+
+def _since(found: Found) -> dict[str, Any]:
+    """The losses of the step after it, and what their bits belong to, where they were noted."""
+    try:
+        body = json.loads((found.path / SINCE).read_bytes())
+        if body["step"] != found.manifest.step:
+            return {}
+        return {"bits": str(body["bits"]), "after": tuple(map(float, body["after"]))}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def differences(found: Found, profile: Profile) -> Iterator[str]:

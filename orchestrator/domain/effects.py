@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from .checkpoint import ShardRef
+from .checkpoint import CheckpointRef, ShardRef
 from .faults import FaultRequested
 from .ids import Device, Generation, JobId, NodeId, Step
 from .profile import Profile
@@ -58,6 +58,22 @@ class CommitCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoteCheckpoint:
+    """Keep beside a checkpoint what is known of it since, for whoever finds it without this record."""
+
+    job: JobId
+    checkpoint: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneCheckpoints:
+    """Remove every checkpoint but these, and what is left of unfinished ones older than the newest of them."""
+
+    job: JobId
+    keep: tuple[CheckpointRef, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KillNode:
     """End every process of a node, to try it."""
 
@@ -81,4 +97,7 @@ class Sabotage:
 Loose: TypeAlias = KillNode | AddNode | Sabotage
 """Concern no job, and may be lost."""
 
-Effect: TypeAlias = ProbeProgram | ChoosePlan | CallHost | CommitCheckpoint | Loose
+OnDisk: TypeAlias = NoteCheckpoint | PruneCheckpoints
+"""Housekeeping, answered by nothing: what fails is tried again with the next checkpoint."""
+
+Effect: TypeAlias = ProbeProgram | ChoosePlan | CallHost | CommitCheckpoint | OnDisk | Loose

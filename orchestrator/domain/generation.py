@@ -48,7 +48,7 @@ class Disagrees:
     """What this rank has of something differs, to the bit, from what `rank` has of the same: one of the two is wrong.
 
     state: an interval that one owns and the other mirrors. gradient: of a micro-batch that both computed. memory: `rank` is
-    this rank itself, and what it holds is no longer what it agreed on after the step it holds.
+    this rank itself, and what it holds is no longer what its last update made.
     """
 
     rank: Rank
@@ -63,7 +63,16 @@ class NotFinite:
     micro_batches: tuple[int, ...]
 
 
-Finding: TypeAlias = Disagrees | NotFinite
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """The checkpoint of this step that training was to be restored from is not what was written, or is not all there."""
+
+    step: Step
+    generation: Generation
+    """Whose it is."""
+
+
+Finding: TypeAlias = Disagrees | NotFinite | Unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

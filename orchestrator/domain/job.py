@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from .checkpoint import CheckpointRef, ShardRef
+from .checkpoint import Canary, CheckpointRef, ShardRef
 from .effects import Effect
 from .faults import Injected
 from .generation import Answer, RankReport, Settlement
@@ -55,6 +55,8 @@ class Cause(StrEnum):
     """Two devices have different bits of the same thing."""
     NOT_FINITE = "not_finite"
     """A loss or gradient is NaN or infinite."""
+    CHECKPOINT = "checkpoint"
+    """What it was restored from is not what was saved."""
     GROW = "grow"
     SHRINK = "shrink"
     CONTACT_LOST = "contact_lost"
@@ -314,6 +316,14 @@ class JobRecord:
     """Median of recent undisturbed steps."""
     recent_step_s: tuple[float, ...] = ()
     checkpoint: CheckpointRef | None = None
+    """The newest that is believed."""
+    older: tuple[CheckpointRef, ...] = ()
+    """Those before it that are kept, newest first."""
+    canary: Canary | None = None
+    distrusted: int = 0
+    """Checkpoints in a row that were not what was saved."""
+    void: Generation = Generation(0)
+    """The last one of which nothing counts, because what it was restored from was not what was saved."""
     saving: Mapping[Step, tuple[ShardRef, ...]] = field(default_factory=dict)
     """Shards of checkpoints that are not committed yet."""
     unsaved: tuple[Step, ...] = ()

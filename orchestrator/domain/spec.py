@@ -68,6 +68,11 @@ class CheckpointSpec:
     every: int = 25
     """Steps between checkpoints; 0 turns them off."""
     keep_last: int = 2
+    """The newest are kept,"""
+    keep_every: int = 0
+    """those of every so many steps (0: none),"""
+    keep_best: int = 0
+    """and so many of the lowest loss. Never removed: the newest, and the newest that a job was restored from and proved."""
     restore_from: str = ""
     """Begin with this checkpoint, not the seed: its folder, or one whose newest is meant. The job goes on at its step."""
     weights_only: bool = False

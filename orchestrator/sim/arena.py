@@ -150,8 +150,10 @@ class Arena:
         restore = self.form.restore
         for device in self.members:
             self.here[device].settle(restore)
-        if isinstance(restore, FromCheckpoint) and restore.checkpoint not in self.world.checkpoints[self.job]:
+        if isinstance(restore, FromCheckpoint) and restore.checkpoint.path not in self.world.paths(self.job):
             raise Violation(f"generation {self.generation} restores from {restore.checkpoint}, which was never committed")
+        if isinstance(restore, FromSeed) and self.world.scenario.start_of(self.job):
+            raise Violation(f"generation {self.generation} begins with the seed, and {self.job} asked for a checkpoint")
         if isinstance(restore, FromMemory):
             self._check_moves(restore)
             # Now, because a source that has restored holds something else.
@@ -260,7 +262,9 @@ class Arena:
         def vote(rank: SimRank) -> None:
             rank.voted = step
             self.stopping = self.stopping or rank.stop_after >= self.generation
-            rank.reaches("in_vote")
+            if rank.reaches("in_vote") and rank.has_changed:
+                found = Disagrees(rank=self.form.plan.seat_of[rank.device].rank, about="memory")
+                rank.leave(None, "bits of its memory have changed", found)
 
     def _pass(self, step: Step) -> None:
         """Everybody has voted: this is the instant at which the step is committed, whoever lives to see it."""
@@ -269,6 +273,9 @@ class Arena:
             self.world.not_finite.add((self.job, step))  # a second time it would be the training itself
             found = NotFinite(step=step, micro_batches=(0,))
             self._each(BLINK_S, lambda rank: rank.leave(None, f"step {step} gave micro-batch 0: loss nan", found), _nothing)
+            return
+        if any(self._differs(mirror) for mirror in self.mirrored):
+            self._each(BLINK_S, self._look_at_copy, _nothing)
             return
         self.world.checker.vote_completed(self, step)
         answer = self._answer(step)
@@ -312,21 +319,36 @@ class Arena:
         self._dismiss_donors()
 
         def check(rank: SimRank) -> None:
-            owner, memory = self.mirrored[rank.device], rank.memory
-            assert memory is not None
-            shared = self.layout.owned[owner]
-            mine, theirs = (
-                {flip for flip in self._hashes[device] if flip.is_in(shared)} for device in (rank.device, owner)
-            )
-            if mine != theirs:
-                self.disagreed.add(memory.step)
-                found = Disagrees(rank=self.form.plan.seat_of[owner].rank, about="state")
-                rank.leave(None, f"the copy of what {owner} owns differs", found)
-                return
-            rank.agreed = self.generation, memory.step, self._hashes[rank.device]
-            self._save_if_due(rank)
+            if self._check_copy(rank):
+                self._save_if_due(rank)
 
         self._each(BLINK_S, check, self._applied)
+
+    def updated_wrongly(self, rank: SimRank) -> None:
+        """What its memory is now is what its last update made."""
+        rank.note()
+        if rank.device in self._hashes:
+            self._hashes[rank.device] = rank.noted[2] if rank.noted else frozenset()
+
+    def _look_at_copy(self, rank: SimRank) -> None:
+        self._check_copy(rank)
+
+    def _check_copy(self, rank: SimRank) -> bool:
+        """Whether it is its owner's to the bit; where not, its rank leaves."""
+        if not self._differs(rank.device):
+            return True
+        assert rank.memory is not None
+        owner = self.mirrored[rank.device]
+        self.disagreed.add(rank.memory.step)
+        found = Disagrees(rank=self.form.plan.seat_of[owner].rank, about="state")
+        rank.leave(None, f"the copy of what {owner} owns differs", found)
+        return False
+
+    def _differs(self, mirror: Device) -> bool:
+        owner = self.mirrored[mirror]
+        shared = self.layout.owned[owner]
+        mine, theirs = ({flip for flip in self._hashes[device] if flip.is_in(shared)} for device in (mirror, owner))
+        return mine != theirs
 
     def _check_gradient(self, rank: SimRank) -> None:
         """One micro-batch is computed by two pipelines; the second one's rank sees that the gradients differ."""

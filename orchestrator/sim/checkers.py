@@ -86,7 +86,8 @@ class Checker:
             committed = step
         if record.committed < committed - counted:
             raise Violation(f"{record.id} goes from step {committed} to {record.committed} with {counted} steps counted")
-        if record.committed > committed and not all(Step(s) in curve for s in range(1, record.committed + 1)):
+        first = self._world.scenario.start_of(record.id) + 1
+        if record.committed > committed and not all(Step(s) in curve for s in range(first, record.committed + 1)):
             raise Violation(f"{record.id} goes from step {committed} to {record.committed} without recording them")
 
     def _check_settlement(self, record: JobRecord) -> None:
@@ -101,7 +102,7 @@ class Checker:
         where = f"generation {state.closing.generation} of {record.id} is settled at {settled}"
         if seen and max(seen) > settled:
             raise Violation(f"{where}, and {max(seen)} was seen to pass")
-        if settled > max([passed, *self.curves[record.id]]):
+        if settled > max([passed, self._world.scenario.start_of(record.id), *self.curves[record.id]]):
             raise Violation(f"{where}, which never passed")
 
     def _check_rollback(self, record: JobRecord) -> None:
@@ -167,7 +168,8 @@ class Checker:
                 raise Violation(f"{job} is over and nobody judged its faults {still_open}")
             if type(record.state).__name__ != "Succeeded":
                 continue
-            missing = [s for s in range(1, record.spec.train.steps + 1) if Step(s) not in self.curves[job]]
+            first = self._world.scenario.start_of(job) + 1
+            missing = [s for s in range(first, record.spec.train.steps + 1) if Step(s) not in self.curves[job]]
             if missing or record.committed != record.spec.train.steps:
                 raise Violation(f"{job} succeeded without steps {missing}, at {record.committed}")
             counted = sum(incident.rolled_back for incident in record.incidents)

@@ -54,8 +54,8 @@ class SimRank:
         self.answered_in = Generation(0)
         self.finished = False
         self.found: tuple[Generation, Finding] | None = None
-        self.agreed: tuple[Generation, Step, frozenset[Flip]] | None = None
-        """What it held when its copies last agreed."""
+        self.noted: tuple[Generation, Step, frozenset[Flip]] | None = None
+        """What it held right after its last update."""
         self.stuck = 0
         self.raised = ""
         self._when_thawed: list[Callable[[], None]] = []
@@ -198,11 +198,11 @@ class SimRank:
 
     @property
     def has_changed(self) -> bool:
-        """It is where its copies agreed, and no longer has the bits that they agreed on."""
+        """It no longer has the bits that its last update left."""
         memory = self.memory
-        if memory is None or self.agreed is None:
+        if memory is None or self.noted is None:
             return False
-        generation, step, wrong = self.agreed
+        generation, step, wrong = self.noted
         return (memory.generation, memory.step) == (generation, step) and memory.wrong != wrong
 
     # --- what happens to it in its arena ----------------------------------------------------------------------------------
@@ -219,6 +219,7 @@ class SimRank:
         held, answer = self.memory, restore.answer
         if held and answer and held.step == restore.step - 1 and self.voted == restore.step == answer.step:
             held.step = restore.step
+            self.note()
         self.answer = answer
 
     def whole_at(self, step: Step) -> tuple[Interval, ...]:
@@ -226,12 +227,18 @@ class SimRank:
         held = self.memory.intervals if self.memory is not None and self.memory.step == step else ()
         return joined((*held, *(self.arrived if self.arrived_at == step else ())))
 
+    def note(self) -> None:
+        """Its bits are right, as far as it can know."""
+        assert self.memory is not None
+        self.noted = self.memory.generation, self.memory.step, self.memory.wrong
+
     def covers(self, interval: Interval, step: Step) -> bool:
         """Whether it can be the source of an interval at a step."""
         return not uncovered((interval,), self.whole_at(step))
 
     def restored(self, memory: Memory) -> None:
         self.memory = memory
+        self.note()
         self.arrived.clear()
         self.voted = memory.step
         self.host.rank_says(self, RankReady(device=self.device, generation=memory.generation, phases={"form": 0.01}))
@@ -242,5 +249,6 @@ class SimRank:
             raise Violation(f"{self.device} passes step {answer.step} of generation {generation} holding {held}")
         self.answer, self.answered_in = answer, generation
         held.step = answer.step
+        self.note()
         self.host.rank_passed(self, generation, answer)
         self.reaches("after_vote")

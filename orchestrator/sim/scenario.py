@@ -69,6 +69,11 @@ class Scenario:
     """No more than so many troubles."""
     broken: Mapping[str, int] = field(default_factory=dict)
     """Jobs whose program raises in this step, every time: they must end there, with the verdict that says so."""
+    starts: Mapping[str, int] = field(default_factory=dict)
+    """Jobs that begin with a checkpoint of another one, and the step it is of."""
+
+    def start_of(self, job: str) -> Step:
+        return Step(self.starts.get(job, 0))
 
 
 def one_failure(seed: int) -> Scenario:
@@ -94,6 +99,8 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     nodes = tuple(rng.choice((1, 2, 2, 2, 4)) for _ in range(rng.randint(2, 5)))
     jobs = tuple(_job(rng, number, sum(nodes), steps) for number in range(rng.choice((1, 1, 1, 2))))
     jobs = tuple(replace(job, recovery=replace(job.recovery, spares=more.choice((0, 1, 1, 2)))) for job in jobs)
+    starts = {"job0": Random(f"start {seed}").randint(1, 20)} if seed % 10 == 4 else {}
+    jobs = tuple(begun_elsewhere(job) if job.name in starts else job for job in jobs)
     harm: tuple[Trouble, ...] = (
         Trouble.KILL_RANK,
         Trouble.KILL_VOTER,
@@ -115,8 +122,13 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         between_s=rng.choice((0.3, 1.0, 3.0)),
         trouble_until_s=rng.uniform(10.0, 30.0),
         gentle=gentle,
+        starts=starts,
         broken={"job0": Random(f"broken {seed}").randint(3, 25)} if seed % 10 == 7 else {},
     )
+
+
+def begun_elsewhere(job: JobSpec) -> JobSpec:
+    return replace(job, checkpoint=replace(job.checkpoint, restore_from="/shared/another"))
 
 
 def _job(rng: Random, number: int, devices: int, steps: int | None) -> JobSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import (
     AddNode,
     CallHost,
@@ -16,7 +17,9 @@ from orchestrator.domain.effects import (
     Effect,
     KillNode,
     Loose,
+    NoteCheckpoint,
     ProbeProgram,
+    PruneCheckpoints,
     Sabotage,
 )
 from orchestrator.domain.errors import StaleTerm
@@ -222,16 +225,25 @@ class SimSupervisor:
                     self.tell(EffectDone(job=job, effect=identity), urgent=False)
                 else:
                     line.send(identity, request)
-            case ProbeProgram(job=job):
-                self._answer(identity, job, lambda: ProgramProbed(job=job, profile=profile()))
+            case ProbeProgram(job=job, spec=spec):
+                start = self.world.start_of(job, spec)
+                self._answer(identity, job, lambda: ProgramProbed(job=job, profile=profile(), start=start))
             case ChoosePlan(job=job, generation=generation):
                 self._answer(identity, job, lambda: PlanChosen(job=job, generation=generation, result=choose(effect)))
             case CommitCheckpoint(job=job):
                 self._answer(
                     identity, job, lambda: CheckpointCommitted(job=job, checkpoint=self.world.write_checkpoint(effect))
                 )
+            case NoteCheckpoint(job=job):
+                self.tell(EffectDone(job=job, effect=identity), urgent=False)
+            case PruneCheckpoints(job=job, keep=keep):
+                self._soon(PLAN_S, lambda: self._prune(identity, job, keep))
             case KillNode() | AddNode() | Sabotage():
                 self._provide(effect)
+
+    def _prune(self, identity: EffectId, job: JobId, keep: tuple[CheckpointRef, ...]) -> None:
+        self.world.prune_checkpoints(job, keep)
+        self.tell(EffectDone(job=job, effect=identity), urgent=False)
 
     def _answer(self, identity: EffectId, job: JobId, work: Callable[[], Input]) -> None:
         def tell() -> None:

@@ -30,6 +30,9 @@ INJECTED = (
 )
 """Those from which a job recovers."""
 
+IN_UPDATE = 0.3
+"""How often a bit flips while an update is made, so that its own rank takes what comes of it for right."""
+
 UNPLUGGED_S = (0.5, 1.0, 10.0, 60.0)
 
 
@@ -235,6 +238,8 @@ class Troublemaker:
             interval = self._rng.choice(rank.memory.intervals)
             flip = Flip(interval.line, self._rng.randrange(interval.start, interval.stop), self._world.next_flip())
             rank.memory.wrong |= {flip}
+            if self._rng.random() < IN_UPDATE and rank.arena is not None:
+                rank.arena.updated_wrongly(rank)
 
     def _to_a_host(self, trouble: Trouble, hosts: list[SimHost], do: object) -> None:
         assert callable(do)

@@ -12,6 +12,7 @@ from orchestrator.domain.events import CancelRequested, JobSubmitted, ReleaseReq
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import TERMINAL, JobRecord, Reforming
 from orchestrator.domain.protocol import FormGeneration
+from orchestrator.domain.spec import JobSpec
 from orchestrator.supervisor.kernel import State
 
 from .arena import Arena
@@ -129,7 +130,7 @@ class World:
         arena = self.arenas.get((effect.job, effect.generation))
         if arena and effect.step in arena.disagreed:
             raise Violation(f"the checkpoint of step {effect.step} of {effect.job} is committed, and its copies disagreed")
-        if effect.step > max(self.checker.curves[effect.job], default=0):
+        if effect.step > max(self.checker.curves[effect.job], default=self.scenario.start_of(effect.job)):
             raise Violation(f"a checkpoint of step {effect.step} of {effect.job} is committed before the step")
         wrong = [s for s in effect.shards if (effect.job, effect.generation, effect.step, s.device) not in self.shards]
         if wrong or len({shard.device for shard in effect.shards}) != len(effect.shards):
@@ -144,6 +145,25 @@ class World:
         checkpoint = CheckpointRef(step=effect.step, generation=effect.generation, path=path, answer=answer)
         self.checkpoints[effect.job].add(checkpoint)
         return checkpoint
+
+    def start_of(self, job: JobId, spec: JobSpec) -> CheckpointRef | None:
+        """What the job begins with, where it asked for that: written by a job that is no more."""
+        step = self.scenario.start_of(job)
+        if not step:
+            return None
+        path = f"{spec.checkpoint.restore_from}/{step}"
+        start = CheckpointRef(step=step, generation=Generation(9), path=path, answer=reference(spec, step))
+        self.checkpoints[job].add(start)
+        return start
+
+    def paths(self, job: JobId) -> set[str]:
+        """Of the checkpoints that are there."""
+        return {one.path for one in self.checkpoints[job]}
+
+    def prune_checkpoints(self, job: JobId, keep: tuple[CheckpointRef, ...]) -> None:
+        """As on disk: what is newer than the newest to be kept is not touched."""
+        newest, paths = max(one.step for one in keep), {one.path for one in keep}
+        self.checkpoints[job] = {one for one in self.checkpoints[job] if one.path in paths or one.step > newest}
 
     # --- trouble ----------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 import structlog
 
-from orchestrator.domain.effects import AddNode, ChoosePlan, CommitCheckpoint, KillNode, Loose, ProbeProgram, Sabotage
+from orchestrator.domain.effects import (
+    AddNode,
+    ChoosePlan,
+    CommitCheckpoint,
+    KillNode,
+    Loose,
+    NoteCheckpoint,
+    OnDisk,
+    ProbeProgram,
+    PruneCheckpoints,
+    Sabotage,
+)
 from orchestrator.domain.errors import EverstepError, Refused
 from orchestrator.domain.events import (
     CheckpointCommitted,
@@ -55,7 +66,7 @@ class Hands:
         self.skew_s = 0.0
         """How far the wall clock has jumped, on purpose."""
 
-    def carry_out(self, identity: EffectId, effect: ProbeProgram | ChoosePlan | CommitCheckpoint | Loose) -> None:
+    def carry_out(self, identity: EffectId, effect: ProbeProgram | ChoosePlan | CommitCheckpoint | OnDisk | Loose) -> None:
         match effect:
             case ProbeProgram():
                 self.start(self._answer(identity, effect.job, self._probe(effect)))
@@ -63,6 +74,8 @@ class Hands:
                 self.start(self._answer(identity, effect.job, self._plan(effect)))
             case CommitCheckpoint():
                 self.start(self._answer(identity, effect.job, self._checkpoint(effect)))
+            case NoteCheckpoint() | PruneCheckpoints():
+                self.start(self._keep_house(identity, effect))
             case KillNode() | AddNode() | Sabotage():
                 self.provide(effect)
 
@@ -102,6 +115,13 @@ class Hands:
             return CheckpointCommitted(job=effect.job, checkpoint=await self._world.checkpoints.commit(effect))
         except (OSError, EverstepError) as error:
             return CheckpointFailed(job=effect.job, step=effect.step, message=str(error))
+
+    async def _keep_house(self, identity: EffectId, effect: OnDisk) -> None:
+        try:
+            await self._world.checkpoints.keep_house(effect)
+        except (OSError, EverstepError) as error:
+            log.warning("checkpoints_not_tidied", effect=type(effect).__name__, job=effect.job, error=str(error))
+        self._tell(EffectDone(job=effect.job, effect=identity))
 
     async def _provide(self, effect: Loose) -> None:
         try:

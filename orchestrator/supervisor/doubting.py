@@ -4,13 +4,14 @@
 |--------------------|----------------------|------------------|-------------------------------|
 | state disagrees    | closed               | the checkpoint   | owner and mirror              |
 | gradient disagrees | closed, step not made| memory           | both who computed it          |
-| memory changed     | closed already       | other holders    | the rank's own device         |
+| memory changed     | closed, step not made| other holders    | the rank's own device         |
 | not finite         | closed, step not made| memory, once     | nobody; the second time: verdict |
+| unreadable         | closed               | an older checkpoint | nobody                        |
 """
 
 from __future__ import annotations
 
-from orchestrator.domain.generation import Disagrees, NotFinite, RankReport
+from orchestrator.domain.generation import Disagrees, NotFinite, RankReport, Unreadable
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.job import Cause, Fault
 from orchestrator.domain.quarantine import Standing
@@ -20,7 +21,7 @@ from .draft import Draft
 _SAYS = {
     "state": "{owner} and its mirror {mirror} hold different bits of the same interval",
     "gradient": "{owner} and {mirror} computed different gradients from the same micro-batch",
-    "memory": "{owner} no longer holds the bits that it had agreed on",
+    "memory": "{owner} no longer holds the bits that its last update made",
 }
 
 
@@ -38,6 +39,9 @@ def found_fault(draft: Draft, report: RankReport, generation: Generation) -> Fau
                 at=draft.now,
                 signature=f"not finite: step {step}, micro-batches {list(numbers)}",
             )
+        case Unreadable(step=step):
+            message = f"the checkpoint of step {step} cannot be restored from: {report.cause}"
+            return Fault(cause=Cause.CHECKPOINT, message=message, at=draft.now, is_external=True)
         case Disagrees() as found:
             accused = _accused(draft, report, found)
             if not accused:

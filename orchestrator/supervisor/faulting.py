@@ -109,8 +109,8 @@ def _objection(draft: Draft, asked: FaultRequested) -> str:
     is_flip = asked.fault is FaultKind.BIT_FLIP
     if asked.fault in COSTLY and not asked.beyond_mirrors and (FaultKind.BIT_FLIP in open_ones or (is_flip and open_ones)):
         return (
-            "a flipped bit is only found while both copies are there to be compared; wait until what was asked for before "
-            "has its verdict, or ask beyond mirrors"
+            "a flipped bit leaves one good copy of what it is in; wait until what was asked for before has its verdict, "
+            "or ask beyond mirrors"
         )
     if asked.fault in COSTLY and not asked.beyond_mirrors and (lost := _last_copies(draft, devices)):
         return (
@@ -201,8 +201,6 @@ def _look_for_incident(draft: Draft, one: Injected) -> None:
     over_at = heard_at + one.asked.duration_s + QUIET_S
     quiet_steps = draft.record.committed - one.step
     enough = QUIET_STEPS
-    if one.asked.fault is FaultKind.BIT_FLIP:  # copies are compared only now and then
-        enough += 2 * draft.record.spec.recovery.compare_every
     # A clock that has jumped back says nothing about how long it has been: steps alone are enough then. More of them where
     # somebody should have noticed, because those made while no supervisor listened are all told at once.
     is_late = draft.now >= over_at or (draft.now < heard_at and not _has_to_be_noticed(draft, one))

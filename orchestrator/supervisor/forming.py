@@ -14,6 +14,7 @@ from orchestrator.recovery.breaker import rest_s
 from orchestrator.recovery.restore import RestorePlan, choose_restore, cold_restore
 from orchestrator.recovery.risk import risk
 
+from .believing import restored_from
 from .draft import Draft
 
 RANK_PHASES = ("form", "build", "transfer", "gather")
@@ -285,6 +286,7 @@ def _note(draft: Draft, restore: RestorePlan) -> None:
             source=restore.reason,
             moved_elements=restore.moved_elements,
         )
+    restored_from(draft, restore.restore)
     if restore.step != draft.record.committed:
         # Ahead, where a checkpoint was committed only after the steps up to it had been rolled back.
         # With its answer: should this generation end before it commits anything, it is what the next one is told.

@@ -11,7 +11,7 @@ from typing import assert_never
 from orchestrator.detection.classify import ending_fault, exit_fault, host_failure, host_fault
 from orchestrator.domain.events import Contact, HostLost, HostSaid
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cause, Failed, Fault, Reforming, Starting, Stopping
+from orchestrator.domain.job import Cause, Failed, Fault, Reforming, Running, Starting, Stopping
 from orchestrator.domain.protocol import (
     FaultCarriedOut,
     HostFailed,
@@ -32,6 +32,7 @@ from orchestrator.domain.protocol import (
     StepsPassed,
 )
 
+from .believing import void_where_canary_failed
 from .deadlines import deadlines
 from .draft import Draft
 from .faulting import fault_carried_out, fault_seen
@@ -44,6 +45,7 @@ from .joining import (
     newcomers_prepared,
     stop_now,
 )
+from .keeping import shard_not_saved, shard_saved
 from .losing import end_explained, host_lost, rank_exited
 from .reforming import begin_reform
 from .reporting import ask_for_patience, dispensable_suspects, give_up_silent, give_up_waiting, rank_reported
@@ -51,7 +53,7 @@ from .sparing import give_up_slow_spares, spare_exited, spare_prepared
 from .stalling import conclude, host_answers, host_silent, ranks_seen, ranks_stalled, unbar
 from .stopping import abandon_hosts, host_closed, stop
 from .testing import self_tested
-from .training import shard_not_saved, shard_saved, steps_passed
+from .training import steps_passed
 
 
 def host_said(draft: Draft, said: HostSaid) -> None:
@@ -77,6 +79,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             rank_ready(draft, device, generation, dict(phases))
         case StepsPassed():
             steps_passed(draft, said.event)
+            _look_at_canary(draft)
         case ShardSaved():
             shard_saved(draft, said.event)
         case ShardNotSaved():
@@ -104,6 +107,15 @@ def host_said(draft: Draft, said: HostSaid) -> None:
                 _host_seen_lost(draft, node, fault, False)
         case _:
             assert_never(said.event)
+
+
+def _look_at_canary(draft: Draft) -> None:
+    """A first step that differs ends its generation; one that closes already is settled with that."""
+    state, canary = draft.state, draft.record.canary
+    if isinstance(state, Running) and canary is not None and canary.failed:
+        message = f"restored from the checkpoint of step {canary.checkpoint.step}, and {canary.failed}"
+        if void_where_canary_failed(draft, state.generation):
+            begin_reform(draft, Fault(cause=Cause.CHECKPOINT, message=message, at=draft.now, is_external=True))
 
 
 def contact_restored(draft: Draft, node: NodeId) -> None:

@@ -52,15 +52,11 @@ from orchestrator.domain.quarantine import Quarantine
 from .draft import Draft
 from .faulting import inject, judge_faults
 from .hearing import contact_restored, deadline_passed, host_said, host_unheard
+from .keeping import checkpoint_committed, checkpoint_failed, commit_ready_checkpoints
 from .sparing import want_spares
 from .stopping import host_closed, stop
 from .testing import attend
-from .training import (
-    checkpoint_committed,
-    checkpoint_failed,
-    commit_ready_checkpoints,
-    finish_if_done,
-)
+from .training import finish_if_done
 from .wanting import PLANNING, plan_chosen, want_devices
 from .ward import Ward
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.detection.classify import host_fault
-from orchestrator.domain.generation import RankReport
+from orchestrator.domain.generation import RankReport, Unreadable
 from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import Cause, Fault, Reforming, Running
 from orchestrator.recovery.settle import settle
 
+from .believing import distrust_unreadable
 from .deadlines import silent_seats
 from .doubting import found_fault
 from .draft import Draft
@@ -25,6 +26,8 @@ from .settling import try_settle
 
 def rank_reported(draft: Draft, report: RankReport) -> None:
     """A survivor left. In a running generation that is news: somebody it talked to is gone."""
+    if isinstance(report.found, Unreadable):
+        distrust_unreadable(draft, report.found, report.cause)
     state = draft.state
     if isinstance(state, Reforming) and report.generation == state.closing.generation:
         _take_report(draft, report)

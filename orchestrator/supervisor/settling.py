@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from orchestrator.domain.generation import Settlement
 from orchestrator.domain.job import Cause, Reforming
 from orchestrator.domain.protocol import KillRank
 from orchestrator.recovery.breaker import rest_s
 from orchestrator.recovery.settle import settle
 
+from .believing import void_where_canary_failed
 from .draft import Draft
 from .forming import loses_steps, try_form
 from .training import record_step
@@ -30,6 +32,12 @@ def try_settle(draft: Draft) -> None:
     settlement = settle(state.closing.generation, record.committed, record.last_answer, state.closing.reports)
     if settlement.answer and settlement.step > record.committed:
         record_step(draft, settlement.generation, settlement.answer, draft.now)
+        if not void_where_canary_failed(draft, settlement.generation):
+            return
+    if draft.record.void == settlement.generation:
+        settlement = Settlement(
+            generation=settlement.generation, step=draft.record.committed, answer=None, holders=(), is_distrusted=True
+        )
     draft.become(replace(state, closing=replace(state.closing, settlement=settlement)))
     incident = draft.incident
     if incident and incident.closed_at:

@@ -1,27 +1,24 @@
-"""Committed steps and checkpoints of a running generation."""
+"""Committed steps of a running generation."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from statistics import median
 
-from orchestrator.domain.checkpoint import CheckpointRef
-from orchestrator.domain.effects import CommitCheckpoint
 from orchestrator.domain.events import StepRecord
 from orchestrator.domain.generation import Answer
-from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.job import Failed, Incident, Reforming, Running, Starting, Succeeded
-from orchestrator.domain.protocol import ShardNotSaved, ShardSaved, StepsPassed
+from orchestrator.domain.ids import Generation
+from orchestrator.domain.job import Incident, Reforming, Running, Starting, Succeeded
+from orchestrator.domain.protocol import StepsPassed
 
+from .believing import first_step_passed
 from .charging import without
 from .draft import Draft
-from .forming import RANK_PHASES, at_work, now_running
+from .forming import RANK_PHASES, now_running
 from .stopping import stop
 
 RECENT = 15
 """Steps whose median is the typical one."""
-UNSAVED = 8
-"""Steps remembered as having no checkpoint: more than can be on their way to a disk at once."""
 
 
 def steps_passed(draft: Draft, said: StepsPassed) -> None:
@@ -45,10 +42,14 @@ def steps_passed(draft: Draft, said: StepsPassed) -> None:
         if unseen:
             # Hosts forget the oldest while nobody listens; a later vote proves that these had passed.
             draft.say("steps_untold", f"the {unseen} steps before step {answer.step} passed, and their losses are lost")
-        record_step(draft, said.generation, answer, at)
+        if not record_step(draft, said.generation, answer, at):
+            return
 
 
-def record_step(draft: Draft, generation: Generation, answer: Answer, at: float) -> None:
+def record_step(draft: Draft, generation: Generation, answer: Answer, at: float) -> bool:
+    """Whether it counts: a first one after a restore does not where it is not the one made after the checkpoint."""
+    if not first_step_passed(draft, answer, draft.record.plans.get(generation)):
+        return False
     record = draft.record
     seconds = at - record.last_step_at if record.last_step_at is not None else None
     train = record.spec.train
@@ -87,6 +88,7 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
             pause_s=max(0.0, pause),
             rolled_back=incident.rolled_back,
         )
+    return True
 
 
 def _end_earlier(draft: Draft, until: float) -> None:
@@ -98,66 +100,6 @@ def _end_earlier(draft: Draft, until: float) -> None:
 
     if any(one.pause_s is None for one in draft.record.incidents):
         draft.set(incidents=tuple(map(ended, draft.record.incidents)))
-
-
-# --- checkpoints ---------------------------------------------------------------------------------------------------------
-
-
-def shard_saved(draft: Draft, said: ShardSaved) -> None:
-    at_it = at_work(draft)
-    if at_it is None or at_it[0] != said.generation:
-        return  # anything that carries an old generation is refused at the write
-    have = draft.record.saving.get(said.step, ())
-    if said.step in draft.record.unsaved or any(shard.device == said.shard.device for shard in have):
-        return
-    draft.set(saving={**draft.record.saving, said.step: (*have, said.shard)})
-
-
-def shard_not_saved(draft: Draft, said: ShardNotSaved) -> None:
-    """One part is lacking, so that step will have no checkpoint; the next one tries again. Said once a step."""
-    at_it, record = at_work(draft), draft.record
-    if at_it is None or at_it[0] != said.generation or said.step in record.unsaved:
-        return
-    draft.set(
-        unsaved=(*record.unsaved, said.step)[-UNSAVED:],
-        saving={step: shards for step, shards in record.saving.items() if step != said.step},
-    )
-    draft.say("checkpoint_failed", f"no checkpoint of step {said.step}: {said.device}: {said.message}")
-
-
-def commit_ready_checkpoints(draft: Draft) -> None:
-    """Every shard is durable and the step itself is recorded as committed: only now may the manifest be written."""
-    at_it = at_work(draft)
-    if at_it is None:
-        return
-    generation, plan = at_it
-    for step, shards in sorted(draft.record.saving.items()):
-        if len(shards) == plan.world_size and step <= draft.record.committed:
-            draft.set(saving={s: x for s, x in draft.record.saving.items() if s != step})
-            assert draft.record.profile is not None
-            draft.emit(
-                CommitCheckpoint(
-                    job=draft.record.id,
-                    step=step,
-                    generation=generation,
-                    shards=shards,
-                    spec=draft.record.spec,
-                    profile=draft.record.profile,
-                )
-            )
-
-
-def checkpoint_committed(draft: Draft, checkpoint: CheckpointRef) -> None:
-    known = draft.record.checkpoint
-    if known is None or checkpoint.step >= known.step:
-        draft.set(checkpoint=checkpoint)
-        draft.say("checkpoint", f"checkpoint of step {checkpoint.step} is committed", path=checkpoint.path)
-
-
-def checkpoint_failed(draft: Draft, step: Step, message: str) -> None:
-    draft.say("checkpoint_failed", f"checkpoint of step {step} failed: {message}")
-    if step >= draft.record.spec.train.steps:
-        stop(draft, Failed(at=draft.now, message=f"the final checkpoint could not be written: {message}"))
 
 
 def finish_if_done(draft: Draft) -> None:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from api.client import ApiError, Client, EventView, GapView, StepView, Unreachable
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import Unavailable
 from orchestrator.domain.events import CancelRequested, NodeRequested, ReleaseRequested
@@ -129,6 +130,31 @@ def test_a_bad_field_is_named_with_its_value_and_range_and_nothing_is_recorded(s
     ]
     assert problem["request_id"] == answer.headers["x-request-id"]
     assert not served.desk.job_ids
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_listed_newest_first_with_what_they_cost(served: Served, client: Client) -> None:
+    running(served)
+    assert client.checkpoints(JOB) == []
+    newest = CheckpointRef(
+        step=Step(20), generation=Generation(2), path="/c/step-00000020.g2", total_bytes=3000, new_bytes=100, seconds=0.5,
+        at=NOW, is_proven=True,
+    )  # fmt: skip
+    before = CheckpointRef(step=Step(10), generation=Generation(1), path="/c/step-00000010.g1")
+    served.desk.change(served.desk.record(JOB), checkpoint=newest, older=(before,))
+    found = client.checkpoints(JOB)
+    assert [(one.step, one.generation, one.path) for one in found] == [(20, 2, newest.path), (10, 1, before.path)]
+    one = found[0]
+    assert (one.kind, one.new_bytes, one.total_bytes, one.seconds, one.verified, one.tier) == (
+        *("base", 100, 3000, 0.5, True),
+        "shared",
+    )
+    assert (found[1].total_bytes, found[1].seconds, found[1].verified) == (None, None, False), "an earlier version wrote it"
+    assert client.job(JOB).checkpoint == one
+    with pytest.raises(ApiError, match="there is no job job-2"):
+        client.checkpoints("job-2")
 
 
 # --- every error is a problem --------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from api.cli.main import app
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.events import CancelRequested, NodeRequested, ReleaseRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
@@ -192,8 +193,22 @@ def test_ls_get_and_names(served: Served) -> None:
     assert "tp2 x pp2 x dp2" in page and "rank 7 node-4/1 pid 4007" in page
 
 
+def test_checkpoints_of_a_job_are_listed(served: Served) -> None:
+    running(served)
+    assert f"{JOB} has no checkpoint yet" in everstep(served, "ckpt", "ls", JOB).output
+    path = f"/state/jobs/{JOB}/checkpoints/step-00000020.g1"
+    one = CheckpointRef(
+        step=Step(20), generation=Generation(1), path=path, seconds=0.25, total_bytes=3_000_000, new_bytes=1500
+    )
+    served.desk.change(served.desk.record(JOB), checkpoint=one)
+    shown = everstep(served, "ckpt", "ls", "last").output
+    assert "1.5 kB" in shown and "3 MB" in shown and "250 ms" in shown
+    assert path in shown.replace("\n", "").replace(" ", "")
+    assert [item["step"] for item in json.loads(everstep(served, "ckpt", "ls", JOB, "--json").stdout)] == [20]
+
+
 @pytest.mark.parametrize(
-    "command", ["get job-x", "cancel job-x", "wait job-x", "logs job-x", "events job-x", "events -f job-x"]
+    "command", ["get job-x", "cancel job-x", "wait job-x", "logs job-x", "events job-x", "events -f job-x", "ckpt ls job-x"]
 )
 def test_an_unknown_job_is_exit_102(served: Served, command: str) -> None:
     result = everstep(served, *command.split())

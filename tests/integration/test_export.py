@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from orchestrator.adapters.manifest import CheckpointCorrupt
 from orchestrator.domain.errors import Conflict, Refused
@@ -104,6 +105,20 @@ def test_its_tokens_are_bytes(tmp_path: Path) -> None:
     for text in ("plain words", " é \n\t\x00 漢字 "):
         ids = tokenizer.encode(text)
         assert ids == list(text.encode()) and tokenizer.decode(ids) == text
+
+
+def test_a_users_program_has_its_own_words(tmp_path: Path) -> None:
+    spec = replace(a_spec(), program="tests.foreign_program:PROGRAM")
+    state = state_of(spec)
+    export(save(tmp_path / "saved", spec, state), spec, tmp_path / "out", file_bytes=10_000)
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted((tmp_path / "out").glob("*.safetensors")):
+        found |= load_file(file)
+    head = torch.cat([found.pop("mine.head.low"), found.pop("mine.head.high")])
+    assert torch.equal(head.flatten(), state.pop("head")[0])
+    assert set(found) == {f"mine.{name}" for name in state}
+    assert all(torch.equal(found[f"mine.{name}"].flatten(), rows[0]) for name, rows in state.items())
+    assert (tmp_path / "out" / "words.txt").read_bytes() == b"mine"
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromSee
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, RecoverySpec, TrainSpec
 from tests.direct import Direct
 from tests.integration.rank_processes import Child, run_all
+from worker import faultpoints
 from worker.data.sources import load
 from worker.loop import Trainer
 from worker.program import load_program
@@ -63,6 +64,8 @@ class Harm:
     rank: int
     before: int
     what: Literal["owned", "mirrored", "weights", "memory", "gradient", "nan"]
+    at: str = ""
+    """A fault point of that step; by default right before it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,10 @@ def play(
     try:
         for step in range(first + 1, last + 1):
             if harm is not None and (harm.rank, harm.before) == (child.rank, step):
-                _harm(trainer, harm)
+                if harm.at:
+                    faultpoints.arm(lambda point: _harm_once(trainer, harm, point))
+                else:
+                    _harm(trainer, harm)
                 if harm.what == "memory":
                     break  # told to leave right then
             answers.append(trainer.step(session, Step(step)))
@@ -116,6 +122,12 @@ def play(
     if error:
         session.close()
     return Said(answers, report, shards, error)
+
+
+def _harm_once(trainer: Trainer, harm: Harm, point: str) -> None:
+    if point == harm.at:
+        faultpoints.disarm()
+        _harm(trainer, harm)
 
 
 def _harm(trainer: Trainer, harm: Harm) -> None:
@@ -153,15 +165,27 @@ def spec(every: int = 0, **recovery: Any) -> JobSpec:
 
 
 @pytest.mark.parametrize("part", ["owned", "mirrored"])
-def test_a_flipped_bit_is_found_by_the_mirror_and_the_agreed_checkpoint_continues_the_curve(
+def test_a_flipped_bit_is_found_by_its_own_rank_before_anything_is_made_of_it(
+    part: Literal["owned", "mirrored"], tmp_path: Path
+) -> None:
+    said = run(spec(compare_every=0), 9, Harm(0, 5, part), tmp_path)
+    assert said[0].report.found == Disagrees(rank=Rank(0), about="memory")
+    assert said[1].report.found is None
+    assert [one.report.passed for one in said] == [4, 4], "nobody votes step 5 through"
+    assert said[0].report.held is None, "no source"
+    assert said[1].report.held and said[1].report.held.step == 4
+
+
+@pytest.mark.parametrize("part", ["owned", "mirrored"])
+def test_an_update_that_came_out_wrong_is_found_by_the_mirror_and_a_checkpoint_continues_the_curve(
     part: Literal["owned", "mirrored"], tmp_path: Path
 ) -> None:
     mirror, owner = (1, 0) if part == "owned" else (0, 1)
-    job = spec(every=4, compare_every=3)
-    said = run(job, 9, Harm(0, 5, part), tmp_path)
+    job = spec(every=4, compare_every=0)
+    said = run(job, 9, Harm(0, 6, part, at="after_vote"), tmp_path)
     assert said[mirror].report.found == Disagrees(rank=Rank(owner), about="state")
     assert said[owner].report.found is None
-    assert len(said[mirror].answers) == 5, "found after step 6, the first comparison after the flip"
+    assert [one.report.passed for one in said] == [6, 6]
     assert "after step 6" in said[mirror].error
     shards = [one for rank in said for one in rank.shards]
     assert [shard.step for shard in shards] == [4, 4]
@@ -172,13 +196,15 @@ def test_a_flipped_bit_is_found_by_the_mirror_and_the_agreed_checkpoint_continue
 
 
 def test_copies_that_disagree_are_not_saved(tmp_path: Path) -> None:
-    said = run(spec(every=5, compare_every=0), 6, Harm(0, 4, "owned"), tmp_path)
+    said = run(spec(every=5, compare_every=0), 6, Harm(0, 5, "owned", at="after_vote"), tmp_path)
     assert said[1].report.found == Disagrees(rank=Rank(0), about="state")
     assert "after step 5" in said[1].error and said[1].shards == []
 
 
-def test_without_mirrors_nothing_is_compared(tmp_path: Path) -> None:
+def test_without_mirrors_a_rank_still_knows_its_own_memory_and_nothing_is_compared(tmp_path: Path) -> None:
     said = run(spec(every=2, mirrors=0, compare_every=1), 3, Harm(0, 2, "owned"), tmp_path)
+    assert said[0].report.found == Disagrees(rank=Rank(0), about="memory")
+    said = run(spec(every=2, mirrors=0, compare_every=1), 3, Harm(0, 2, "owned", at="after_vote"), tmp_path)
     assert [one.error for one in said] == ["", ""]
 
 
@@ -223,11 +249,10 @@ def test_a_gradient_that_is_not_finite_stops_every_rank_before_the_update(tmp_pa
     assert all(one.report.held and one.report.held.step == 2 for one in said)
 
 
-def test_state_that_makes_a_loss_infinite_is_found_by_its_mirror(tmp_path: Path) -> None:
-    """The copies are compared at once, long before it is their turn: running the step again would not help."""
-    said = run(spec(compare_every=0), 4, Harm(0, 2, "weights"), tmp_path)
+def test_state_that_makes_a_loss_infinite_is_told_from_a_loss_that_is(tmp_path: Path) -> None:
+    said = run(spec(compare_every=0), 4, Harm(0, 2, "weights", at="after_vote"), tmp_path)
     assert said[1].report.found == Disagrees(rank=Rank(0), about="state")
-    assert len(said[1].answers) <= 2
+    assert len(said[1].answers) == 2
 
 
 torch.set_num_threads(1)

@@ -23,7 +23,8 @@ from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.profile import CHUNK, Interval, Line, Profile
 from worker.checkpoint.format import chunks
 from worker.checkpoint.reader import read
-from worker.checkpoint.writer import Snapshot, write_shard
+from worker.checkpoint.shard import ShardWriter
+from worker.checkpoint.snapshot import Snapshot
 from worker.state.holdings import KINDS, Holdings
 
 CPU = torch.device("cpu")
@@ -55,16 +56,16 @@ def a_plan(tp: int, splits: list[list[int]]) -> Plan:
     )
 
 
-def value_of(line: Line, row: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(hash((len(line.name), row)) % 1000)
+def value_of(line: Line, row: int, step: int = 5) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(hash((len(line.name), row, step)) % 1000)
     return torch.randn(line.numel, generator=generator)
 
 
 def saved(
     root: Path, plan: Plan, step: int = 5, generation: int = 1, answers: tuple[Answer, ...] = ()
 ) -> tuple[Path, list[ShardRef]]:
-    """Every device's shard of a state that is a function of the line alone. answers: what each was told, where any was."""
-    values = {line.name: torch.stack([value_of(line, row) for row in range(3)]) for line in PROFILE.lines}
+    """Every device's shard of a state that is a function of line and step. answers: what each was told, where any was."""
+    values = {line.name: torch.stack([value_of(line, row, step) for row in range(3)]) for line in PROFILE.lines}
     shards = []
     for seat in plan.seats:
         held = Holdings(buckets(plan, PROFILE), seat.rank, None, Generation(generation), CPU)
@@ -72,7 +73,7 @@ def saved(
         for interval in held.intervals:
             held.fill(interval, values[interval.line][:, interval.start : interval.stop])
         snapshot = Snapshot.of(held, Generation(generation), answers[seat.rank] if answers else None)
-        shards.append(write_shard(root, PROFILE, seat.device, snapshot))
+        shards.append(ShardWriter(root, PROFILE, seat.device).write(snapshot))
     return root / manifest.directory_name(Step(step), Generation(generation)), shards
 
 
@@ -128,16 +129,16 @@ def test_a_missing_or_doubled_shard_is_not_committed(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_is_found_when_read_and_named(tmp_path: Path) -> None:
     ref = committed(tmp_path)
-    data = next(path for path in Path(ref.path).glob("*.bin") if path.stat().st_size > 4096)
+    data = next(path for path in tmp_path.glob("packs/*/*.pack") if path.stat().st_size > 100_000)
     content = bytearray(data.read_bytes())
     content[2000] ^= 4
     data.write_bytes(content)
     assert manifest.latest(tmp_path) == ref, "tensor data is checked when it is read"
-    with pytest.raises(CheckpointCorrupt, match=rf"{data.name}: p of embedding"):
+    with pytest.raises(CheckpointCorrupt, match=rf"{data.parent.name}/{data.name}: p of embedding"):
         read(Path(ref.path), [Interval("embedding", 0, 256 * 320)])
 
 
-@pytest.mark.parametrize("pattern", ["*.bin", "*.json", "manifest.json"])
+@pytest.mark.parametrize("pattern", ["../packs/*/*10.g1*.pack", "*.json", "manifest.json"])
 def test_a_truncated_or_lost_file_uncommits_the_checkpoint(tmp_path: Path, pattern: str) -> None:
     older = committed(tmp_path, step=5)
     for damage in ("truncate", "remove", "rewrite"):
@@ -151,11 +152,13 @@ def test_a_truncated_or_lost_file_uncommits_the_checkpoint(tmp_path: Path, patte
             case "remove":
                 file.unlink()
             case "rewrite":
-                file.write_bytes(content.replace(b"1", b"2", 1) + b" " * (file.suffix == ".bin"))
+                file.write_bytes(content.replace(b"1", b"2", 1) + b" " * (file.suffix == ".pack"))
         assert manifest.latest(tmp_path) == older
         with pytest.raises(CheckpointCorrupt):
             read(Path(newer.path), [Interval("norm", 0, 37)])
         shutil.rmtree(newer.path)
+        for pack in tmp_path.glob("packs/*/*10.g1*"):
+            pack.unlink()
 
 
 def test_strays_and_half_written_directories_are_stepped_over(tmp_path: Path) -> None:
@@ -176,12 +179,12 @@ def test_strays_and_half_written_directories_are_stepped_over(tmp_path: Path) ->
 def test_prune_keeps_the_newest_and_what_may_still_be_written(tmp_path: Path) -> None:
     refs = [committed(tmp_path, step=step, generation=2) for step in (5, 10, 15, 20)]
     saved(tmp_path, a_plan(1, [[0, 3]]), step=12)
-    saved(tmp_path, a_plan(1, [[0, 3]]), step=25)
+    saved(tmp_path, a_plan(1, [[0, 3]]), step=25, generation=2)
     removed = manifest.prune(tmp_path, 2)
     assert {path.name for path in removed} == {"step-00000005.g2", "step-00000010.g2", "step-00000012.g1"}
     assert manifest.latest(tmp_path) == refs[-1]
     assert manifest.prune(tmp_path, 0) == (Path(refs[2].path),)
-    assert (tmp_path / "step-00000025.g1").exists()
+    assert (tmp_path / "step-00000025.g2").exists()
 
 
 def test_a_later_generation_of_the_same_step_is_newer(tmp_path: Path) -> None:
@@ -190,7 +193,7 @@ def test_a_later_generation_of_the_same_step_is_newer(tmp_path: Path) -> None:
     assert manifest.latest(tmp_path) == newer
 
 
-@pytest.mark.parametrize("module", ["orchestrator.adapters.manifest", "worker.checkpoint.writer"])
+@pytest.mark.parametrize("module", ["orchestrator.adapters.manifest", "worker.checkpoint.saver"])
 def test_what_runs_beside_training_needs_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

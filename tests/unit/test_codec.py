@@ -35,7 +35,7 @@ from orchestrator.domain.protocol import (
     StopAfter,
 )
 from orchestrator.domain.quarantine import Quarantine
-from tests import doubts, samples
+from tests import believed, doubts, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -64,6 +64,9 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "quarantine-1": (tuple[Quarantine, ...], (doubts.QUARANTINES,)),
     "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
     "savings-1": (HostEvent, samples.SAVINGS),
+    "saved-effects-1": (Effect, believed.EFFECTS),
+    "saved-records-1": (JobRecord, (believed.RECORD,)),
+    "saved-reports-1": (RankReport, believed.REPORTS),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
         samples.JOINS,
@@ -87,7 +90,7 @@ def test_golden_values_decode_equal_and_are_encoded_as_they_were(name: str) -> N
 def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
-    later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS)
+    later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS)
     assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 
 

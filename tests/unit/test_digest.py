@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.digest import SLICE, digest
+from worker.digest import SLICE, checksum, digest
 
 SIZE = SLICE + 1000
 CAPABILITIES = ("default", "avx2", "avx512")
@@ -36,6 +36,19 @@ def test_any_flipped_bit_changes_it_and_two_do_not_cancel(at: int, bit: int, oth
     assert not torch.equal(digest(once), digest(values))
     if (other, its_bit) != (at, bit):
         assert not torch.equal(digest(flipped(once, other, its_bit)), digest(values))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 70), st.integers(0, 3), st.integers(0, 1 << 20), st.integers(0, 31))
+def test_any_flipped_bit_changes_the_checksum_which_does_not_depend_on_where_values_are_kept(
+    size: int, shift: int, at: int, bit: int
+) -> None:
+    values = some(3 * size)
+    home = torch.zeros(3, size + shift)
+    home[:, shift:] = values.view(3, size)
+    assert torch.equal(checksum(home[:, shift:]), checksum(values.view(3, size)))
+    changed = flipped(values, at % (3 * size), bit)
+    assert not torch.equal(checksum(changed.view(3, size)), checksum(values.view(3, size)))
 
 
 def test_bits_that_compare_equal_as_numbers_are_told_apart() -> None:

@@ -131,11 +131,9 @@ def test_a_fault_that_nobody_minds_is_judged_by_its_kind(kind: FaultKind, verdic
     bench = Bench(spec=replace(Bench().spec, train=replace(Bench().spec.train, steps=100))).running().passed(1, 2, 3)
     struck(bench.tell(asked(kind, rank=1)), step=3)
     bench.now += QUIET_S + 1
-    compared_every = bench.record.spec.recovery.compare_every if kind is FaultKind.BIT_FLIP else 0
-    enough = QUIET_STEPS + 2 * compared_every
-    bench.passed(*range(4, 3 + enough))
+    bench.passed(*range(4, 3 + QUIET_STEPS))
     assert last(bench).verdict is Verdict.OPEN
-    bench.passed(3 + enough)
+    bench.passed(3 + QUIET_STEPS)
     assert last(bench).verdict is verdict
 
 

@@ -23,6 +23,7 @@ from orchestrator.domain.events import (
     ProgramRefused,
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested
+from orchestrator.domain.generation import Unreadable
 from orchestrator.domain.ids import EffectId, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import (
     TERMINAL,
@@ -77,7 +78,36 @@ def test_a_job_begins_with_the_checkpoint_that_it_asked_for_and_goes_back_to_it_
     device = bench.plan.devices[0]
     bench.exited(device)
     bench.all_report(lambda other: a_report(other, generation=1, voted=41, held=41)).planned().prepared()
-    assert bench.form().restore == FromCheckpoint(checkpoint=start) and bench.record.committed == 40
+    restore = bench.form().restore
+    assert isinstance(restore, FromCheckpoint) and restore.checkpoint.path == start.path
+    assert restore.checkpoint.after == an_answer(41).losses and bench.record.committed == 40
+
+
+def test_a_job_whose_only_checkpoint_is_no_good_ends_rather_than_begin_with_its_seed() -> None:
+    spec = a_spec(tp=1, pp=1, dp=1, steps=50)
+    spec = replace(spec, checkpoint=replace(spec.checkpoint, restore_from="/other"))
+    start = CheckpointRef(step=Step(40), generation=Generation(3), path="/other/step-00000040.g3")
+    bench = Bench(spec=spec).submitted()
+    bench.tell(ProgramProbed(job=JOB, profile=a_profile(), start=start)).planned().opened().prepared()
+    found = Unreadable(step=Step(40), generation=Generation(3))
+    report = a_report(bench.form().plan.devices[0], generation=1, held=None)
+    bench.reports(replace(report, found=found, cause="a piece has no hash"))
+    state = bench.state
+    assert isinstance(state, Stopping) and isinstance(state.outcome, Failed)
+    assert state.outcome.message == "the checkpoint of step 40 to begin with is no good: a piece has no hash"
+    assert not bench.planned().calls(FormGeneration)
+
+
+def test_a_job_whose_first_step_is_not_the_one_that_was_made_then_ends_too() -> None:
+    spec = a_spec(tp=1, pp=1, dp=1, steps=50)
+    spec = replace(spec, checkpoint=replace(spec.checkpoint, restore_from="/other"))
+    start = CheckpointRef(step=Step(40), generation=Generation(3), path="/other/40", after=(9.0,) * 4)
+    bench = Bench(spec=spec).submitted()
+    bench.tell(ProgramProbed(job=JOB, profile=a_profile(), start=start)).planned().opened().prepared().ready().passed(41)
+    state = bench.state
+    assert isinstance(state, Stopping) and isinstance(state.outcome, Failed)
+    assert "of step 40 to begin with is no good: the first step after it differs" in state.outcome.message
+    assert not bench.steps, "a step that may not count is not shown"
 
 
 def test_a_job_that_takes_weights_alone_begins_at_step_0() -> None:

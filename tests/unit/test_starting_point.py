@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from orchestrator.adapters import spec_file
+from orchestrator.adapters.checkpoints import note
 from orchestrator.adapters.manifest import CheckpointCorrupt
 from orchestrator.adapters.starting_point import find, start_of
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.errors import Refused
 from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.layout import buckets
-from orchestrator.domain.spec import JobSpec, ParallelSpec
+from orchestrator.domain.spec import DataSpec, JobSpec, ParallelSpec
 from tests.saved import a_plan, save, state_of
 from tests.tiny_model import a_spec
+from worker.data import sources
 from worker.programs.causal_lm import PROGRAM
 from worker.state.holdings import Holdings
 from worker.state.relayout import from_checkpoint
@@ -63,6 +65,26 @@ def test_other_parameters_are_refused_with_every_difference(tmp_path: Path, chan
     with pytest.raises(Refused, match=said) as refused:
         begun_with(a_spec(**changes), found.path)
     assert [problem.field for problem in refused.value.problems] == ["checkpoint.restore_from"]
+
+
+def test_the_same_step_has_to_come_out_as_it_did_and_another_may_not_be_compared(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox\n" * 40)
+    spec = replace(SPEC, data=DataSpec(files=(str(text),)))
+    found = save(tmp_path / "saved", spec, state_of(spec), step=3)
+    note(replace(found.reference, bits="tp2 on cpu", after=(1.5, 2.5)))
+
+    def start(spec: JobSpec) -> CheckpointRef | None:
+        profile = replace(PROGRAM.describe(spec), text_sha256=sources.digest(sources.load(spec.data)))
+        asked = replace(spec.checkpoint, restore_from=str(found.path))
+        return start_of(replace(spec, checkpoint=asked), profile)
+
+    known = replace(found.reference, bits="tp2 on cpu", after=(1.5, 2.5))
+    assert start(spec) == known
+    assert start(replace(spec, train=replace(spec.train, learning_rate=1e-5))) == known
+    assert start(replace(spec, train=replace(spec.train, seed=9))) == found.reference
+    text.write_text("jumps over the lazy dog\n" * 40)
+    assert start(spec) == found.reference
 
 
 def test_weights_alone_begin_a_job_at_step_0_with_moments_of_zero(tmp_path: Path) -> None:

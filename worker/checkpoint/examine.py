@@ -1,4 +1,4 @@
-"""Looking at whole checkpoints: is every byte what was written, and what is unlike in two of them.
+"""Looking at two checkpoints: what is unlike in them, and what of the second is stored for it alone.
 
 It reads through the checkpoint reader, so it knows nothing of files and plans: two checkpoints compare whatever wrote them.
 """
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from orchestrator.adapters.manifest import CheckpointCorrupt, load_manifest
+from orchestrator.adapters.index import pack_path
+from orchestrator.adapters.manifest import load_chain, load_indexes, load_manifest
 from orchestrator.domain.profile import CHUNK, Interval
 
 from ..state.holdings import KINDS
@@ -22,18 +23,6 @@ PORTION = 256 * CHUNK
 ITEM_BYTES = 4
 Progress = Callable[[int, int], None]
 """Bytes looked at so far, and of all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """bad: what is wrong, in words; empty where every byte is what was written."""
-
-    path: Path
-    step: int
-    generation: int
-    num_lines: int
-    num_bytes: int
-    bad: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,33 +47,9 @@ class Difference:
     unlike: tuple[Unlike, ...]
     num_same: int
     """Of lines that both have, those that are alike in every bit."""
-
-
-def verify(path: Path, progress: Progress = lambda done, total: None) -> Verified:
-    """Read all of it. Raises CheckpointCorrupt where its manifest cannot be read."""
-    manifest = load_manifest(path)
-    total = sum(manifest.lines.values()) * len(KINDS) * ITEM_BYTES
-    bad: dict[str, None] = {}
-    done = 0
-    progress(done, total)
-    for portion in _portions(manifest.lines):
-        for kind in KINDS:
-            try:
-                read(path, portion, kinds=(kind,))
-            except CheckpointCorrupt:
-                # One by one, so that everything that is wrong is named.
-                for interval in portion:
-                    bad |= dict.fromkeys(_complaints(path, interval, kind))
-            done += sum(map(len, portion)) * ITEM_BYTES
-            progress(done, total)
-    return Verified(
-        path=path,
-        step=manifest.step,
-        generation=manifest.generation,
-        num_lines=len(manifest.lines),
-        num_bytes=total,
-        bad=tuple(bad),
-    )
+    num_shared: int
+    num_new: int
+    """Stored bytes of b that a is read from as well, and those that it is not."""
 
 
 def diff(a: Path, b: Path, progress: Progress = lambda done, total: None) -> Difference:
@@ -106,6 +71,7 @@ def diff(a: Path, b: Path, progress: Progress = lambda done, total: None) -> Dif
             done += sum(map(len, portion)) * ITEM_BYTES
             progress(done, total)
     unlike = tuple(one for one in found.values() if one.num_unlike)
+    places = _places(a), _places(b)
     return Difference(
         a=a,
         b=b,
@@ -114,6 +80,8 @@ def diff(a: Path, b: Path, progress: Progress = lambda done, total: None) -> Dif
         only_b=tuple(name for name in lines[1] if name not in both),
         unlike=unlike,
         num_same=len(both) - len({one.line for one in unlike}),
+        num_shared=sum(size for place, size in places[1].items() if place in places[0]),
+        num_new=sum(size for place, size in places[1].items() if place not in places[0]),
     )
 
 
@@ -133,12 +101,14 @@ def _compared(
     )
 
 
-def _complaints(path: Path, interval: Interval, kind: str) -> Iterator[str]:
-    for start in range(interval.start, interval.stop, CHUNK):
-        try:
-            read(path, [Interval(interval.line, start, min(interval.stop, start + CHUNK))], kinds=(kind,))
-        except CheckpointCorrupt as error:
-            yield str(error)
+def _places(path: Path) -> dict[tuple[Path, int], int]:
+    """Where a checkpoint is stored -> bytes."""
+    return {
+        (pack_path(at, piece.pack).resolve(), piece.offset): piece.length
+        for at, manifest in load_chain(path)
+        for part in load_indexes(at, manifest)
+        for piece in part.pieces
+    }
 
 
 def _portions(lines: Mapping[str, int]) -> Iterator[list[Interval]]:

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from safetensors.torch import save_file
 
-from orchestrator.adapters.manifest import write_durably
+from orchestrator.adapters.durable import write_durably
 from orchestrator.adapters.starting_point import Found, differences
 from orchestrator.domain.errors import Conflict, Refused
 from orchestrator.domain.profile import Interval

@@ -1,30 +1,28 @@
-"""Reading any intervals out of a committed checkpoint, whatever plan wrote it. Every byte used has had its hash checked."""
+"""Reading the state a checkpoint stands for: its base, brought forward by the very updates that training made.
+
+    base of step 40 ──> gradient of 41 ──> 42 ──> ... ──> the step of the checkpoint
+
+The update is a sequence of single IEEE operations on each element, so it gives the same bits whatever is cut out of the
+lines and whoever does it. What it used besides gradients is kept with the checkpoints: settings in the job's file, the
+answer in each entry.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from orchestrator.adapters.manifest import CheckpointCorrupt, load_index, load_manifest
+from orchestrator.adapters import spec_file
+from orchestrator.adapters.index import GRADIENT
+from orchestrator.adapters.manifest import CheckpointCorrupt, Manifest, load_chain
 from orchestrator.domain.profile import Interval
+from orchestrator.domain.spec import TrainSpec
 
-from ..state.holdings import KINDS
-from .format import ITEM_BYTES
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Stored:
-    start: int
-    stop: int
-    offset: int
-    file: Path
-    sha256: str
+from ..parallel.optimizer import adamw
+from ..state.pieces import KINDS, Piece
+from .stored import Wanted, fill
 
 
 def read(
@@ -34,51 +32,53 @@ def read(
 
     Raises CheckpointCorrupt naming the file and the piece whose bytes are missing or not those that were written.
     """
-    stored = _stored(path)
-    last: tuple[_Stored, torch.Tensor] | None = None  # neighbouring intervals often end and begin in one piece
-    result = {}
-    for kind in kinds:
-        for interval in intervals:
-            values = torch.empty(len(interval), dtype=torch.float32)
-            pieces = stored.get((interval.line, kind), [])
-            position = interval.start
-            number = max(0, bisect_right(pieces, position, key=lambda piece: piece.start) - 1)
-            while position < interval.stop:
-                if number >= len(pieces) or not pieces[number].start <= position < pieces[number].stop:
-                    raise CheckpointCorrupt(f"{path}: no piece holds {kind} of {interval.line} at element {position}")
-                piece = pieces[number]
-                if last is None or last[0] is not piece:
-                    last = (piece, _content(piece, interval.line, kind))
-                stop = min(piece.stop, interval.stop)
-                values[position - interval.start : stop - interval.start] = last[1][
-                    position - piece.start : stop - piece.start
-                ]
-                position, number = stop, number + 1
-            result[interval, kind] = values
-    return result
+    if len(load_chain(path)) == 1:
+        result = {(i, kind): torch.empty(len(i), dtype=torch.float32) for kind in kinds for i in intervals}
+        fill(path, [Wanted(interval, kind, into) for (interval, kind), into in result.items()])
+        return result
+    pieces, offset = [], 0
+    for interval in intervals:
+        pieces.append(Piece(interval, offset))
+        offset += len(interval)
+    state = torch.empty(len(KINDS), offset, dtype=torch.float32)
+    restore(path, pieces, state, torch.empty(offset, dtype=torch.float32))
+    return {
+        (piece.interval, kind): state[KINDS.index(kind), piece.offset : piece.offset + len(piece.interval)]
+        for kind in kinds
+        for piece in pieces
+    }
 
 
-def _stored(path: Path) -> dict[tuple[str, str], list[_Stored]]:
-    found: dict[tuple[str, str], list[_Stored]] = defaultdict(list)
-    for shard in load_manifest(path).shards:
-        index = load_index(path, shard)
-        for piece in index.pieces:
-            found[piece.line, piece.kind].append(
-                _Stored(piece.start, piece.stop, piece.offset, path / index.data, piece.sha256)
+def restore(path: Path, pieces: Sequence[Piece], state: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Fill the pieces' columns of `state` (3, n) with what is saved. gradient: (n,), room for one entry at a time.
+
+    Both fp32 on the host; columns that belong to no piece are updated with the others, and stay zero where they are.
+    Raises CheckpointCorrupt; then what is there already is worth nothing.
+    """
+    (base, _), *entries = load_chain(path)
+    fill(base, [Wanted(p.interval, kind, _cut(row, p)) for kind, row in zip(KINDS, state, strict=True) for p in pieces])
+    for at, entry in entries:
+        if entry.answer is None or entry.answer.step != entry.step:
+            raise CheckpointCorrupt(
+                f"{at} does not say what was answered to the vote of its step; restore an older checkpoint"
             )
-    for pieces in found.values():
-        pieces.sort()
-    return found
+        fill(at, [Wanted(piece.interval, GRADIENT[0], _cut(gradient, piece)) for piece in pieces])
+        train, decayed = _update_of(at, entry, pieces)
+        adamw(train, entry.answer, state, gradient, decayed)
 
 
-def _content(piece: _Stored, line: str, kind: str) -> torch.Tensor:
-    what = f"{piece.file}: {kind} of {line}, elements {piece.start}..{piece.stop - 1}"
-    try:
-        with piece.file.open("rb") as file:
-            file.seek(piece.offset)
-            content = bytearray(file.read((piece.stop - piece.start) * ITEM_BYTES))
-    except OSError as error:
-        raise CheckpointCorrupt(f"{what} cannot be read: {error}; restore an older checkpoint") from error
-    if hashlib.sha256(content).hexdigest() != piece.sha256:
-        raise CheckpointCorrupt(f"{what} do not have the hash they were written with; restore an older checkpoint")
-    return torch.frombuffer(content, dtype=torch.float32)
+def _update_of(path: Path, entry: Manifest, pieces: Sequence[Piece]) -> tuple[TrainSpec, list[tuple[int, int]]]:
+    """The settings of the update, and the columns that decay."""
+    kept = spec_file.load(path.parent, entry.spec_hash)
+    decays = {line.name for line in kept.profile.lines if line.decay}
+    decayed: list[tuple[int, int]] = []
+    for start, stop in sorted((p.offset, p.offset + len(p.interval)) for p in pieces if p.interval.line in decays):
+        if decayed and decayed[-1][1] == start:
+            decayed[-1] = (decayed[-1][0], stop)
+        else:
+            decayed.append((start, stop))
+    return kept.spec.train, decayed
+
+
+def _cut(row: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return row[piece.offset : piece.offset + len(piece.interval)]

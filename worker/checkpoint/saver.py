@@ -32,8 +32,9 @@ from .. import faultpoints
 from ..faultpoints import faultpoint
 from ..parentage import die_with_parent
 from ..state.pieces import KINDS
+from .shard import ShardWriter
 from .slot import Filled, read_slot
-from .writer import Snapshot, write_shard
+from .snapshot import Snapshot
 
 MESSAGE_BYTES = 1 << 16
 POINTS = ("before_write", "after_write")
@@ -50,25 +51,28 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     order = codec.loads(OpenHost, sys.stdin.buffer.read())
     _give_way()  # only now: among busy ranks, importing at the lowest priority would take a minute
+    writers: dict[Device, ShardWriter] = {}
     while True:
         data, fds, _, _ = socket.recv_fds(host, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(0)
         request = json.loads(data)
         try:
-            said = _carry_out(order, request, fds[0])
+            said = _carry_out(order, writers, request, fds[0])
         finally:
             os.close(fds[0])
         host.send(json.dumps({"number": request["number"], **said}).encode())
 
 
-def _carry_out(order: OpenHost, request: dict[str, Any], fd: int) -> dict[str, Any]:
+def _carry_out(order: OpenHost, writers: dict[Device, ShardWriter], request: dict[str, Any], fd: int) -> dict[str, Any]:
     device = Device(NodeId(request["node"]), int(request["index"]))
     filled = read_slot(fd)
     _arm(filled, int(request["attempt"]))
     faultpoint("before_write")
     try:
-        shard = _written(order, device, filled)
+        if device not in writers:
+            writers[device] = ShardWriter(Path(order.checkpoint_dir), order.profile, device)
+        shard = _written(writers[device], filled)
     except OSError as error:
         print(f"step {filled.step} of {device} not written: {error}", flush=True)
         return {"why": str(error)}
@@ -76,12 +80,12 @@ def _carry_out(order: OpenHost, request: dict[str, Any], fd: int) -> dict[str, A
     return {"index": shard.index, "sha256": shard.sha256}
 
 
-def _written(order: OpenHost, device: Device, filled: Filled) -> ShardRef:
+def _written(writer: ShardWriter, filled: Filled) -> ShardRef:
     state = np.frombuffer(filled.state, dtype=np.float32).reshape(len(KINDS), filled.width)
     snapshot = Snapshot(
         step=filled.step, answer=filled.answer, generation=filled.generation, pieces=filled.pieces, state=state
     )
-    return write_shard(Path(order.checkpoint_dir), order.profile, device, snapshot)
+    return writer.write(snapshot)
 
 
 def _give_way() -> None:

@@ -14,7 +14,8 @@ from typing import assert_never
 
 import torch
 
-from orchestrator.domain.generation import Answer, Arrived
+from orchestrator.adapters.manifest import CheckpointCorrupt
+from orchestrator.domain.generation import Answer, Arrived, Unreadable
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.layout import Bucket, buckets, partners
 from orchestrator.domain.profile import Interval, Profile, joined
@@ -23,6 +24,7 @@ from orchestrator.domain.spec import JobSpec
 
 from ..donation import Donation
 from ..faultpoints import faultpoint
+from ..findings import NotRestored
 from ..parallel.data import Session
 from ..parallel.optimizer import adamw
 from ..program import Program
@@ -72,14 +74,18 @@ class Kept:
             self.answer = answer
 
     def fill(self, session: Session, plan_buckets: tuple[Bucket, ...], restore: Restore) -> Holdings:
-        """Replace the holdings by complete ones under the new layout. Raises Aborted, PeerLost, CheckpointCorrupt."""
+        """Replace the holdings by complete ones under the new layout. Raises Aborted, PeerLost, NotRestored."""
         fresh = Holdings(plan_buckets, session.seat.rank, session.mirrored, session.generation, self._device)
         fresh.step = step_of(restore)
         match restore:
             case FromSeed():
                 from_seed(fresh, self._program, self._spec, self._profile)
             case FromCheckpoint():
-                from_checkpoint(fresh, Path(restore.checkpoint.path))
+                try:
+                    from_checkpoint(fresh, Path(restore.checkpoint.path))
+                except CheckpointCorrupt as error:
+                    found = Unreadable(step=restore.checkpoint.step, generation=restore.checkpoint.generation)
+                    raise NotRestored(found, str(error)) from error
             case FromMemory():
                 stores = self._stores(restore.step)
                 fresh = self._to_fill(fresh, stores)

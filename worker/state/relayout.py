@@ -21,7 +21,7 @@ from orchestrator.domain.layout import Move
 from orchestrator.domain.profile import BLOCK, Interval, Profile
 from orchestrator.domain.spec import JobSpec
 
-from ..checkpoint.reader import read
+from ..checkpoint.reader import read, restore
 from ..faultpoints import faultpoint
 from ..parallel.data import Messages, Posted
 from ..program import Program
@@ -62,6 +62,10 @@ def from_seed(holdings: Holdings, program: Program, spec: JobSpec, profile: Prof
 def from_checkpoint(holdings: Holdings, path: Path) -> None:
     """For step 0, where a job begins anew with the weights of another, moments are zero. Raises CheckpointCorrupt."""
     kinds = KINDS if holdings.step else KINDS[:1]
+    if holdings.state.device.type == "cpu" and kinds == KINDS:  # where it is wanted, without a copy between
+        restore(path, holdings.pieces, holdings.state, holdings.gradient)
+        holdings.note(holdings.intervals)
+        return
     pieces = read(path, holdings.intervals, kinds=kinds)
     for interval in holdings.intervals:
         values = torch.zeros(len(KINDS), len(interval), dtype=torch.float32)

@@ -1,0 +1,24 @@
+"""Which checkpoints a job keeps: the newest, those of round steps, the best, and one that is proven to work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.spec import CheckpointSpec
+
+
+def kept(checkpoints: Sequence[CheckpointRef], policy: CheckpointSpec) -> tuple[CheckpointRef, ...]:
+    """checkpoints: newest first, and so is what is returned. The newest and the newest proven one are always among it."""
+    newest = list(checkpoints[: max(1, policy.keep_last)])
+    proven = [next((one for one in checkpoints if one.is_proven), None)]
+    round_ones = [one for one in checkpoints if policy.keep_every and one.step % policy.keep_every == 0]
+    judged = [one for one in checkpoints if one.answer is not None]
+    best = sorted(judged, key=_loss)[: policy.keep_best]
+    wanted = [*newest, *proven, *round_ones, *best]
+    return tuple(one for one in checkpoints if one in wanted)
+
+
+def _loss(checkpoint: CheckpointRef) -> float:
+    assert checkpoint.answer is not None
+    return checkpoint.answer.loss

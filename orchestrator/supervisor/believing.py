@@ -1,0 +1,134 @@
+"""Whether a checkpoint is what was saved: the first step after a restore has to be the one that was made after it.
+
+    newest ── the step after it passes ──> its losses are noted
+    restored from ──> canary: the first step ──> proven | distrusted, and the next older one is the newest
+
+It owns what is believed. It refuses to know how training is restored and what becomes of a generation that must end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.domain.checkpoint import Canary, CheckpointRef
+from orchestrator.domain.effects import NoteCheckpoint
+from orchestrator.domain.generation import Answer, Unreadable
+from orchestrator.domain.ids import Generation
+from orchestrator.domain.job import Failed, Stopping
+from orchestrator.domain.plan import Plan
+from orchestrator.domain.protocol import FromCheckpoint, FromMemory, Restore
+from orchestrator.recovery.canary import difference
+
+from .draft import Draft
+from .stopping import stop
+
+MAX_DISTRUSTED = 2
+"""Checkpoints in a row that are not what was saved: then it is the program, the data or the machines that have changed."""
+
+
+def restored_from(draft: Draft, restore: Restore) -> None:
+    """Training goes on from there; what is known of the step after a checkpoint will be looked for again.
+
+    Memory that a canary has not left yet is no better than the checkpoint it was filled from.
+    """
+    if isinstance(restore, FromMemory):
+        return
+    is_known = isinstance(restore, FromCheckpoint) and bool(restore.checkpoint.after)
+    draft.set(canary=Canary(checkpoint=restore.checkpoint) if is_known and isinstance(restore, FromCheckpoint) else None)
+
+
+def first_step_passed(draft: Draft, answer: Answer, plan: Plan | None) -> bool:
+    """Whether this step may count; False where what training was restored from was not what was saved.
+
+    The step after the newest checkpoint is noted for those who will be restored from that.
+    """
+    record = draft.record
+    canary, newest = record.canary, record.checkpoint
+    bits = _bits(draft, plan)
+    if canary is not None:
+        if canary.failed:
+            return False
+        if answer.step == canary.checkpoint.step + 1:
+            failed = difference(canary.checkpoint, answer.losses, bits, record.spec.train.dtype)
+            if failed:
+                draft.set(canary=replace(canary, failed=failed))
+                return False
+            _proven(draft, canary.checkpoint)
+    if newest is not None and answer.step == newest.step + 1 and not newest.after:
+        noted = replace(newest, after=answer.losses, bits=bits)
+        draft.set(checkpoint=noted)
+        if newest.at:  # this job's own: what it began with is another's
+            draft.emit(NoteCheckpoint(job=record.id, checkpoint=noted))
+    return True
+
+
+def void_where_canary_failed(draft: Draft, generation: Generation) -> bool:
+    """Where the first step after a restore differed nothing of its generation counts; False where the job ends of it."""
+    canary = draft.record.canary
+    if canary is None or not canary.failed:
+        return True
+    draft.set(canary=None, void=generation)
+    distrust(draft, canary.checkpoint, f"the first step after it differs: {canary.failed}")
+    if isinstance(draft.state, Stopping):
+        return False
+    if draft.record.distrusted < MAX_DISTRUSTED:
+        return True
+    stop(
+        draft,
+        Failed(
+            at=draft.now,
+            message=f"what training was restored from {draft.record.distrusted} times in a row is not what was saved "
+            f"({canary.failed}); has the program, the data or the machines' software changed?",
+        ),
+    )
+    return False
+
+
+def distrust_unreadable(draft: Draft, found: Unreadable, why: str) -> None:
+    for one in (draft.record.checkpoint, *draft.record.older):
+        if one is not None and (one.step, one.generation) == (found.step, found.generation):
+            distrust(draft, one, why)
+
+
+def distrust(draft: Draft, checkpoint: CheckpointRef, why: str) -> None:
+    """Never restore from it again. What was written goes with the next that is committed."""
+    record = draft.record
+    known = (*((record.checkpoint,) if record.checkpoint else ()), *record.older)
+    left = tuple(one for one in known if one.path != checkpoint.path)
+    if left == known:
+        return
+    newest = left[0] if left else None
+    if newest is None and record.spec.checkpoint.restore_from:
+        # From the seed it would be another job than was asked for.
+        said = f"the checkpoint of step {checkpoint.step} to begin with is no good: {why}"
+        stop(draft, Failed(at=draft.now, message=said))
+        return
+    draft.set(checkpoint=newest, older=left[1:], distrusted=record.distrusted + 1)
+    then = f"the one of step {newest.step} is the newest now" if newest else "there is no other, so training begins again"
+    draft.say(
+        "checkpoint_distrusted",
+        f"the checkpoint of step {checkpoint.step} is not restored from: {why}; {then}",
+        path=checkpoint.path,
+    )
+
+
+def _proven(draft: Draft, checkpoint: CheckpointRef) -> None:
+    def prove(one: CheckpointRef) -> CheckpointRef:
+        return replace(one, is_proven=True) if one.path == checkpoint.path else one
+
+    record = draft.record
+    draft.set(
+        canary=None,
+        distrusted=0,
+        checkpoint=prove(record.checkpoint) if record.checkpoint else None,
+        older=tuple(map(prove, record.older)),
+    )
+    draft.say("checkpoint_proven", f"step {checkpoint.step + 1} came out as after the checkpoint of step {checkpoint.step}")
+
+
+def _bits(draft: Draft, plan: Plan | None) -> str:
+    """The same where losses are the same to the bit; empty where nobody can say."""
+    train = draft.record.spec.train
+    if plan is None or (train.device != "cpu" and not train.exact):
+        return ""
+    return f"tp{plan.tp} on {' and '.join(sorted({str(draft.kinds.get(node)) for node in plan.nodes}))}"

@@ -1,0 +1,49 @@
+"""A job that begins with another one's checkpoint meets trouble: it goes back there and no further, never to its seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.domain.events import ProgramProbed
+from orchestrator.sim.run import Verdict, play
+from orchestrator.sim.scenario import Scenario, Trouble, begun_elsewhere, scenario
+from orchestrator.supervisor import kernel
+
+SEEDS = range(6)
+LOSSES = (Trouble.KILL_RANK, Trouble.KILL_NODE, Trouble.ADD_NODE, Trouble.KILL_HOST, Trouble.CRASH_SUPERVISOR)
+
+
+def scene(seed: int) -> Scenario:
+    """Without mirrors, and without a checkpoint of its own in half of them."""
+    drawn = scenario(seed, steps=60)
+    job = begun_elsewhere(drawn.jobs[0])
+    job = replace(
+        job,
+        recovery=replace(job.recovery, mirrors=0),
+        checkpoint=replace(job.checkpoint, every=5 if seed % 2 else 0),
+    )
+    return replace(
+        drawn, jobs=(job,), starts={"job0": 10 + seed}, troubles=LOSSES, between_s=0.5, trouble_until_s=10.0, broken={}
+    )
+
+
+def test_it_goes_back_to_what_it_began_with_and_makes_every_step_after_that() -> None:
+    found = [play(replace(scene(seed), gentle=False)) for seed in SEEDS]
+    for one in found:
+        assert one.verdict is Verdict.PASSED, "\n".join((*one.trace[-40:], f"{one.verdict}: {one.message}"))
+    told = [line for one in found for line in one.trace]
+    assert any("committed steps are run again: " in line and "from the checkpoint of step 1" in line for line in told)
+
+
+def test_a_kernel_that_forgets_what_a_job_begins_with_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = kernel.step
+
+    def forgets(now: float, state: kernel.State, inputs: object) -> kernel.Stepped:
+        known = [replace(one, start=None) if isinstance(one, ProgramProbed) else one for one in inputs]  # type: ignore[attr-defined]
+        return step(now, state, known)
+
+    monkeypatch.setattr("orchestrator.sim.supervisor.step", forgets)
+    found = play(scene(1))
+    assert found.verdict is not Verdict.PASSED and "asked for a checkpoint" in found.message

@@ -1,0 +1,191 @@
+"""Which checkpoints the kernel keeps and believes: canaries, files that cannot be read, and the way back to older ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.effects import NoteCheckpoint, PruneCheckpoints
+from orchestrator.domain.generation import Unreadable
+from orchestrator.domain.ids import Generation, NodeId, Step
+from orchestrator.domain.job import Cause, Failed, Reforming, Running, Stopping
+from orchestrator.domain.protocol import FromCheckpoint, FromMemory, FromSeed, StepsPassed
+from orchestrator.domain.spec import CheckpointSpec
+from orchestrator.recovery.canary import difference
+from orchestrator.recovery.retention import kept
+from tests.builders import Bench, a_report, a_spec, an_answer
+
+NODES = tuple(NodeId(f"n{number}") for number in range(4))
+
+
+def saved(*at: int, keep_last: int = 3) -> Bench:
+    """Checkpoints at these steps, and one step more."""
+    spec = a_spec(tp=2)
+    spec = replace(spec, checkpoint=replace(spec.checkpoint, keep_last=keep_last), train=replace(spec.train, steps=1000))
+    bench = Bench(spec=spec).running()
+    for step in range(1, max(at) + 2):
+        bench.passed(step)
+        if step in at:
+            bench.checkpoint(step, an_answer(step))
+    return bench
+
+
+def everything_is_lost(bench: Bench) -> Bench:
+    for node in NODES:
+        bench.host_gone(node)
+    return bench.planned().opened().prepared()
+
+
+def passes_differently(bench: Bench, step: int) -> Bench:
+    answer = an_answer(step)
+    other = replace(answer, losses=tuple(loss + 0.5 for loss in answer.losses))
+    event = StepsPassed(generation=bench.record.generation, answers=(other,), at=(bench.now,))
+    return bench.said(bench.plan.nodes[0], event)
+
+
+def all_report(bench: Bench, *, step: int | None, passed: int | None = None) -> Bench:
+    """Everybody holds `step`, or nothing, and saw `passed` pass; then the next generation is formed."""
+    assert isinstance(bench.state, Reforming)
+    generation, saw = bench.state.closing.generation, (step or 0) if passed is None else passed
+    bench.all_report(lambda device: a_report(device, generation=generation, voted=step or 0, passed=saw, held=step))
+    return bench.planned().prepared()
+
+
+def unreadable(bench: Bench, step: int) -> Bench:
+    report = a_report(bench.device(1), generation=bench.record.generation, held=None)
+    found = Unreadable(step=Step(step), generation=Generation(1))
+    return bench.reports(replace(report, found=found, cause="bad hash"))
+
+
+def restored_step(bench: Bench) -> int:
+    restore = bench.form().restore
+    assert isinstance(restore, FromCheckpoint)
+    return restore.checkpoint.step
+
+
+# --- kept ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_is_told_to_the_disk_after_each_commit() -> None:
+    bench = saved(5, 10, 15, keep_last=2)
+    assert bench.record.checkpoint and bench.record.checkpoint.step == 15
+    assert [one.step for one in bench.record.older] == [10]
+    pruned = [effect for effect in bench.record.outbox.values() if isinstance(effect, PruneCheckpoints)]
+    assert [[one.step for one in effect.keep] for effect in pruned] == [[5], [10, 5], [15, 10]]
+
+
+def a_checkpoint(step: int, loss: float = 1.0, *, is_proven: bool = False) -> CheckpointRef:
+    answer = replace(an_answer(step), losses=(loss,))
+    return CheckpointRef(
+        step=Step(step), generation=Generation(1), path=f"/{step}", answer=answer, is_proven=is_proven, after=(loss,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        (CheckpointSpec(keep_last=1), [60, 30]),
+        (CheckpointSpec(keep_last=2), [60, 50, 30]),
+        (CheckpointSpec(keep_last=1, keep_every=20), [60, 40, 30, 20]),
+        (CheckpointSpec(keep_last=1, keep_best=2), [60, 50, 30, 10]),
+    ],
+)
+def test_policies_add_up_and_the_newest_and_the_proven_one_always_stay(policy: CheckpointSpec, wanted: list[int]) -> None:
+    losses = {60: 1.0, 50: 0.4, 40: 0.9, 30: 0.8, 20: 0.7, 10: 0.5}
+    found = kept([a_checkpoint(step, loss, is_proven=step == 30) for step, loss in losses.items()], policy)
+    assert [one.step for one in found] == wanted
+
+
+# --- canaries ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_step_after_a_checkpoint_is_noted_in_the_record_and_on_disk() -> None:
+    bench = saved(5)
+    assert bench.record.checkpoint and bench.record.checkpoint.after == an_answer(6).losses
+    (noted,) = (effect.checkpoint for effect in bench.record.outbox.values() if isinstance(effect, NoteCheckpoint))
+    assert noted == bench.record.checkpoint
+
+
+def test_a_first_step_like_the_recorded_one_proves_the_checkpoint() -> None:
+    bench = everything_is_lost(saved(5))
+    assert restored_step(bench) == 5
+    bench.ready().passed(6, 7)
+    assert bench.record.checkpoint and bench.record.checkpoint.is_proven and bench.record.canary is None
+    assert bench.record.committed == 7
+
+
+def test_a_first_step_that_differs_does_not_count_and_the_older_checkpoint_is_next() -> None:
+    bench = everything_is_lost(saved(5, 10))
+    assert restored_step(bench) == 10
+    passes_differently(bench.ready(), 11)
+    assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.CHECKPOINT
+    assert bench.record.committed == 10, "what it gave is nobody's step"
+    all_report(bench, step=11)
+    assert restored_step(bench) == 5, "memory that was filled from the bad one is no source"
+    bench.ready().passed(6, 7)
+    assert bench.record.committed == 7 and bench.record.checkpoint and bench.record.checkpoint.is_proven
+    assert "checkpoint_distrusted" in bench.said_to_people()
+
+
+def test_the_first_step_may_be_known_only_from_reports() -> None:
+    bench = everything_is_lost(saved(5, 10)).ready()
+    victim = bench.device(0)
+    bench.exited(victim)
+    assert isinstance(bench.state, Reforming)
+    generation = bench.state.closing.generation
+    other = replace(an_answer(11), losses=tuple(loss - 0.5 for loss in an_answer(11).losses))
+    bench.all_report(
+        lambda device: replace(a_report(device, generation=generation, voted=11, passed=11, held=11), answer=other)
+    )
+    bench.planned().prepared()
+    assert restored_step(bench) == 5 and bench.record.committed == 5
+
+
+def test_memory_filled_from_a_checkpoint_is_on_trial_like_the_checkpoint() -> None:
+    bench = everything_is_lost(saved(5, 10)).ready()
+    bench.exited(bench.device(0))
+    all_report(bench, step=10, passed=0)
+    assert isinstance(bench.form().restore, FromMemory)
+    all_report(passes_differently(bench.ready(), 11), step=11)
+    assert restored_step(bench) == 5
+
+
+def test_two_in_a_row_that_differ_end_the_job_with_a_verdict() -> None:
+    bench = everything_is_lost(saved(5, 10, 15))
+    all_report(passes_differently(bench.ready(), 16), step=16)
+    passes_differently(bench.ready(), 11)
+    assert isinstance(bench.state, Stopping) and isinstance(bench.state.outcome, Failed)
+    assert "2 times in a row" in bench.state.outcome.message
+
+
+@pytest.mark.parametrize(
+    ("bits", "gap", "differs"),
+    [("tp2", 0.0, False), ("tp2", 1e-7, True), ("tp1", 1e-7, False), ("tp1", 1e-3, True), ("tp1", float("nan"), True)],
+)
+def test_losses_are_equal_to_the_bit_where_they_have_to_be(bits: str, gap: float, differs: bool) -> None:
+    checkpoint = replace(a_checkpoint(5), after=(2.0, 3.0), bits="tp2")
+    assert bool(difference(checkpoint, (2.0, 3.0 + gap), bits, "fp32")) is differs
+
+
+def test_nothing_recorded_is_nothing_to_compare_with() -> None:
+    assert not difference(replace(a_checkpoint(5), after=()), (1.0,), "", "fp32")
+
+
+# --- files ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_cannot_be_read_is_followed_by_the_one_before() -> None:
+    bench = unreadable(everything_is_lost(saved(5, 10)).ready(), 10)
+    assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.CHECKPOINT
+    assert "bad hash" in bench.state.fault.message
+    all_report(bench, step=None)
+    assert restored_step(bench) == 5
+    assert isinstance(bench.ready().state, Running)
+
+
+def test_without_another_one_training_begins_again() -> None:
+    bench = unreadable(everything_is_lost(saved(5)).ready(), 5)
+    all_report(bench, step=None)
+    assert isinstance(bench.form().restore, FromSeed) and bench.record.committed == 0

@@ -1,0 +1,105 @@
+"""Reading any intervals of what one manifest names, whatever plan wrote it. Every byte used has had its hash checked.
+
+Pieces are read in the order in which they lie in their packs, by a few threads (reading, hashing and decompressing let go
+of the interpreter), and straight to where they are wanted where nothing has to be decoded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from orchestrator.adapters.index import ITEM_BYTES, RAW, IndexedPiece
+from orchestrator.adapters.manifest import CheckpointCorrupt, load_indexes, load_manifest
+from orchestrator.domain.profile import Interval
+
+from .coding import Coder, digest
+from .packs import Descriptors, batches, in_parallel, opened, read_into, what
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """into: (len(interval),) fp32, contiguous, on the host."""
+
+    interval: Interval
+    kind: str
+    into: torch.Tensor
+
+
+def fill(path: Path, wanted: Sequence[Wanted]) -> None:
+    """Read what is wanted to where it is wanted. Raises CheckpointCorrupt; then what is there already is worth nothing."""
+    tasks = _tasks(path, wanted)
+    with opened(path, (task.piece.pack for task in tasks)) as descriptors:
+        for _ in in_parallel(lambda batch: _read_batch(path, batch, descriptors), batches(tasks, lambda task: task.piece)):
+            pass
+
+
+@dataclass(slots=True)
+class _Task:
+    """One stored piece, and which of its elements go where: (first element, view of u8)."""
+
+    piece: IndexedPiece
+    parts: list[tuple[int, NDArray[np.uint8]]] = field(default_factory=list)
+
+
+def _tasks(path: Path, wanted: Sequence[Wanted]) -> list[_Task]:
+    """Content that several pieces have in common is read once."""
+    stored = _stored(path)
+    tasks: dict[tuple[str, int, str], _Task] = {}
+    for want in wanted:
+        interval, into = want.interval, want.into.numpy().view(np.uint8)
+        pieces = stored.get((interval.line, want.kind), [])
+        position = interval.start
+        number = max(0, bisect_right(pieces, position, key=lambda piece: piece.start) - 1)
+        while position < interval.stop:
+            if number >= len(pieces) or not pieces[number].start <= position < pieces[number].stop:
+                raise CheckpointCorrupt(f"{path}: no piece holds {want.kind} of {interval.line} at element {position}")
+            piece = pieces[number]
+            stop = min(piece.stop, interval.stop)
+            view = into[(position - interval.start) * ITEM_BYTES : (stop - interval.start) * ITEM_BYTES]
+            task = tasks.setdefault((piece.pack, piece.offset, piece.content), _Task(piece))
+            task.parts.append((position - piece.start, view))
+            position, number = stop, number + 1
+    return list(tasks.values())
+
+
+def _stored(path: Path) -> dict[tuple[str, str], list[IndexedPiece]]:
+    found: dict[tuple[str, str], list[IndexedPiece]] = defaultdict(list)
+    for part in load_indexes(path, load_manifest(path)):
+        for piece in part.pieces:
+            found[piece.line, piece.kind].append(piece)
+    for pieces in found.values():
+        pieces.sort(key=lambda piece: piece.start)
+    return found
+
+
+def _read_batch(path: Path, batch: Sequence[_Task], descriptors: Descriptors) -> None:
+    coder = Coder()
+    most = max(task.piece.content_bytes for task in batch)
+    content, stored = np.empty(most, dtype=np.uint8), np.empty(most, dtype=np.uint8)
+    for task in batch:
+        piece, (first, *others) = task.piece, task.parts
+        is_whole = not others and first[1].size == piece.content_bytes
+        into = first[1] if is_whole else content[: piece.content_bytes]
+        try:
+            if piece.coding == RAW:
+                read_into(descriptors[piece.pack], into, piece.offset)
+            else:
+                read_into(descriptors[piece.pack], stored[: piece.length], piece.offset)
+                coder.decode(piece.coding, stored[: piece.length], into)
+        except (OSError, ValueError) as error:
+            raise CheckpointCorrupt(f"{what(path, piece)} cannot be read: {error}; restore an older checkpoint") from error
+        if digest(into.data) != piece.content:
+            raise CheckpointCorrupt(
+                f"{what(path, piece)} do not have the hash they were written with; restore an older checkpoint"
+            )
+        if not is_whole:
+            for start, view in task.parts:
+                view[:] = into[start * ITEM_BYTES : start * ITEM_BYTES + view.size]
