@@ -42,6 +42,7 @@ def job(record: JobRecord) -> views.JobView:
             for node, spare in sorted(record.spares.items())
         ),
         at_risk=record.at_risk,
+        false_alarms=record.false_alarms,
         checkpoint=next(map(checkpoint, checkpoints_of(record)), None),
         failure=_failure(record),
         attempts=_attempts(record),

@@ -142,6 +142,7 @@ class RecoverySection(Request):
     verify: Verify = _default(RecoverySpec, "verify")
     backend: Backend = _default(RecoverySpec, "backend")
     leave_s: Annotated[Real, Field(ge=0.05, le=60)] = _default(RecoverySpec, "leave_s")
+    hang_s: Annotated[Real, Field(ge=0, le=86400)] = _default(RecoverySpec, "hang_s")
     copy_mb_s: Annotated[Real, Field(ge=0, le=1e6)] = _default(RecoverySpec, "copy_mb_s")
     max_isolation_s: Annotated[Real, Field(ge=0, le=604800)] = _default(RecoverySpec, "max_isolation_s")
     max_attempts: Annotated[Whole, Field(ge=1, le=1000)] = _default(RecoverySpec, "max_attempts")

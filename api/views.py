@@ -212,6 +212,8 @@ class JobView(JobSummary):
     spares: tuple[SpareView, ...] = ()
     at_risk: str = ""
     """Why one more failure could cost committed steps; empty where it could not."""
+    false_alarms: int = 0
+    """Suspected hangs that were none."""
     checkpoint: CheckpointView | None
     failure: FailureView | None
     attempts: tuple[AttemptsView, ...] = ()

@@ -212,7 +212,8 @@ class Host:
         )
         self._injection = Injection(self._crew, self._outbox.add, self._end)
         self._crew.start()
-        self._lookout = Lookout(tells_waits=order.spec.recovery.backend == "links")
+        recovery = order.spec.recovery
+        self._lookout = Lookout(tells_waits=recovery.backend == "links", hang_s=recovery.hang_s)
         self._watch_ranks()
         self._watch_isolation()
 

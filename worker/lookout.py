@@ -20,11 +20,12 @@ from .watch import Process, Watch, in_words
 
 
 class Lookout:
-    """tells_waits: see Watch. `looks` counts, so that a lookout that has fallen asleep is seen by whoever reads it."""
+    """tells_waits, hang_s: see Watch. `looks` counts, so that whoever reads it sees a lookout that has fallen asleep."""
 
-    def __init__(self, *, tells_waits: bool) -> None:
+    def __init__(self, *, tells_waits: bool, hang_s: float = 0.0) -> None:
         self._tells_waits = tells_waits
-        self._watch = Watch(Generation(0), time.monotonic(), tells_waits=tells_waits)
+        self._hang_s = hang_s
+        self.begin(Generation(0))
         self.looks = 0
 
     @property
@@ -33,7 +34,7 @@ class Lookout:
 
     def begin(self, generation: Generation) -> None:
         """What was learned belongs to the generation before, and goes with it."""
-        self._watch = Watch(generation, time.monotonic(), tells_waits=self._tells_waits)
+        self._watch = Watch(generation, time.monotonic(), tells_waits=self._tells_waits, hang_s=self._hang_s)
 
     def look(self, at: Mapping[Device, Seat]) -> RanksStalled | None:
         """What is to be told now. Only ranks that were told to form this generation are watched."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-
 from torch.distributed import DistBackendError
 
 from .findings import Found
@@ -21,16 +19,6 @@ def why_left(error: BaseException) -> Aborted | PeerLost | NotFormed | Found | N
             return Aborted(in_one_line(seen))
         seen = seen.__cause__ or seen.__context__
     return None
-
-
-def programs_own(error: BaseException) -> BaseException:
-    """What the program raised, without what torch's pipelining wrapped around it."""
-    while error.__cause__ is not None and error.__traceback__ is not None:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if not str(frame.f_globals.get("__name__", "")).startswith("torch."):
-            break
-        error = error.__cause__
-    return error
 
 
 def exit_code(error: BaseException) -> int:

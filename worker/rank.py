@@ -38,7 +38,7 @@ from .orders import Orders
 from .page.writer import PageWriter
 from .parallel.device import device_of
 from .parallel.guard import Replaced
-from .parting import exit_code, in_one_line, programs_own
+from .parting import exit_code, in_one_line
 from .progress import Progress, Relay
 
 _SWITCH_INTERVAL_S = 0.001
@@ -92,8 +92,7 @@ class _Rank:
         try:
             self._member = self._member or self._first_member()
             self._member.serve()
-        except (Exception, SystemExit, KeyboardInterrupt) as caught:
-            error = programs_own(caught)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             traceback.print_exception(error)
             sys.stdout.flush()
             sys.stderr.flush()

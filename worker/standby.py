@@ -18,6 +18,7 @@ from orchestrator.domain.plan import Plan, Seat
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.spec import JobSpec
 
+from .parallel.alternation import backward
 from .parallel.group import Group
 from .parallel.optimizer import adamw
 from .program import Program
@@ -53,9 +54,9 @@ def practise(spec: JobSpec, profile: Profile, program: Program, plan: Plan, seat
         x = torch.zeros(module.hidden_shape, dtype=module.hidden_dtype, device=device, requires_grad=True)
     y = module(x, ids=zero, step=zero)
     if stage.last == profile.num_layers:
-        module.loss(y, tokens).backward()  # type: ignore[no-untyped-call]
+        backward(module.loss(y, tokens))
     else:
-        y.backward(torch.zeros_like(y))
+        backward(y, torch.zeros_like(y))
     held = _largest(buckets(plan, profile), plan, spec.recovery.mirrors, device)
     answer = Answer(step=Step(1), norm=0.0, losses=(0.0,))
     adamw(replace(spec.train, micro_batches=1), answer, held.state, held.gradient, held.decayed)

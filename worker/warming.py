@@ -16,6 +16,7 @@ from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.spec import JobSpec
 
+from .parallel.alternation import backward
 from .parallel.group import ALONE
 from .parallel.optimizer import adamw
 from .program import Program
@@ -48,7 +49,8 @@ def warm(spec: JobSpec, profile: Profile, program: Program) -> None:
         zero = torch.zeros(1, dtype=torch.int64)
         x = tokens if first == 0 else torch.zeros(module.hidden_shape, dtype=module.hidden_dtype, requires_grad=True)
         y = module(x, ids=zero, step=zero)
+        gradient = None if last == depth else torch.ones_like(y)
         y = module.loss(y, tokens) if last == depth else y
         if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-            y.backward(torch.ones_like(y))
+            backward(y, gradient)
         adamw(train, Answer(step=Step(1), norm=0.0, losses=(0.0,)), held.state, held.gradient, held.decayed)

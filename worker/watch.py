@@ -108,12 +108,16 @@ class _Still:
 
 
 class Watch:
-    """tells_waits: whether ranks say in a wait whom it is for; then one that no longer says so does not wait."""
+    """tells_waits: whether ranks say in a wait whom it is for; then one that no longer says so does not wait.
 
-    def __init__(self, generation: Generation, now: float, *, tells_waits: bool) -> None:
+    hang_s: a floor of the job's own, for whoever is outside a wait and not stopped.
+    """
+
+    def __init__(self, generation: Generation, now: float, *, tells_waits: bool, hang_s: float = 0.0) -> None:
         self.generation = generation
         self.looked_at = now
         self._tells_waits = tells_waits
+        self._hang_s = hang_s
         self._still: dict[Device, _Still] = {}
         self._longest_wait: dict[Kind, float] = {}
         self._longest_work: dict[Kind, float] = {}
@@ -139,8 +143,8 @@ class Watch:
         floor, work = FLOORS[kind], self._longest_work.get(kind, 0.0)
         return Floor(
             wait_s=max(floor.wait_s, WAIT_X * self._longest_wait.get(kind, 0.0)),
-            asleep_s=max(floor.asleep_s, ASLEEP_X * work),
-            burning_s=max(floor.burning_s, BURNING_X * work),
+            asleep_s=max(floor.asleep_s, self._hang_s, ASLEEP_X * work),
+            burning_s=max(floor.burning_s, self._hang_s, BURNING_X * work),
         )
 
     def is_waiting(self, glance: Glance, now: float) -> bool:

@@ -75,8 +75,6 @@ class Workbench:
 
     def clear(self) -> None:
         """Let the stage go: the next one is built for another session. Buffers stay."""
-        if self.stage is not None:
-            self.stage.close()
         self.stage = None
 
     def another(self) -> Workbench:

@@ -52,7 +52,6 @@ def main() -> None:
         job = _warmed(order)
     except BaseException as error:
         _fail(host, error)
-    _say(host, kind="warm")
     try:
         _serve(host, job)
     except BaseException as error:
@@ -83,6 +82,7 @@ def _serve(host: socket.socket, job: Job) -> NoReturn:
     poller.register(host, select.POLLIN)
     poller.register(reader, select.POLLIN)
     children: set[int] = set()
+    _say(host, kind="warm")
     while True:
         ready = {fd for fd, _ in poller.poll()}
         if reader.fileno() in ready:

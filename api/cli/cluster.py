@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from api.views import AcceptedView
+
 from . import render
 from .session import USAGE, fail, find_job, hint, out, print_json, session_of
 
@@ -60,11 +62,7 @@ def add_node(
     """Add a node; running jobs use it from their next generation on."""
     labels = {name: value for name, value in (("rack", rack), ("switch", switch)) if value}
     accepted = session_of(ctx).client().add_node(kind, num_devices, labels)
-    if as_json:
-        print_json(accepted)
-    else:
-        out().print(accepted.message)
-        hint(["everstep nodes"])
+    _show(accepted, as_json, "everstep nodes")
 
 
 def release(
@@ -74,11 +72,7 @@ def release(
 ) -> None:
     """Let a node's devices be used again that are kept out for wrong numbers; you vouch for them."""
     accepted = session_of(ctx).client().release_node(name)
-    if as_json:
-        print_json(accepted)
-    else:
-        out().print(accepted.message)
-        hint(["everstep nodes"])
+    _show(accepted, as_json, "everstep nodes")
 
 
 def kill_node(
@@ -88,11 +82,7 @@ def kill_node(
 ) -> None:
     """End every process of a node at once."""
     accepted = session_of(ctx).client().kill_node(name)
-    if as_json:
-        print_json(accepted)
-    else:
-        out().print(accepted.message)
-        hint(["everstep events -f last", "everstep nodes"])
+    _show(accepted, as_json, "everstep events -f last", "everstep nodes")
 
 
 def kill_rank(
@@ -105,11 +95,15 @@ def kill_rank(
     client = session_of(ctx).client()
     job_id = find_job(client, job)
     accepted = client.kill_rank(job_id, rank)
+    _show(accepted, as_json, f"everstep get {job_id}")
+
+
+def _show(accepted: AcceptedView, as_json: bool, *next_commands: str) -> None:
     if as_json:
         print_json(accepted)
     else:
         out().print(accepted.message)
-        hint([f"everstep get {job_id}"])
+        hint(list(next_commands))
 
 
 def up(ctx: typer.Context, state_dir: StateDir = None) -> None:

@@ -136,6 +136,8 @@ def _facts(job: JobView) -> Table:
         table.add_row("spare", Text(f"{spare.node}, {'stands by' if spare.is_ready else 'getting ready'}"))
     if job.at_risk:
         table.add_row("at risk", Text(job.at_risk, "yellow"))
+    if job.false_alarms:
+        table.add_row("false alarms", f"{job.false_alarms}, suspected hangs that were none")
     if job.checkpoint is not None:
         table.add_row("checkpoint", Text(f"step {job.checkpoint.step}, {job.checkpoint.path}"))
     return table

@@ -39,6 +39,14 @@ class CheckpointRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """What came of the step after one that is being saved: see CheckpointRef.after and bits."""
+
+    losses: tuple[float, ...]
+    bits: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRef:
     """One device's part of a checkpoint: the index file it wrote beside its data, and that file's hash."""
 

@@ -93,6 +93,15 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsPruned:
+    """condemnable: packs that no kept checkpoint names, or that hold little of the newest. deleted: packs that are gone."""
+
+    job: JobId
+    condemnable: tuple[str, ...]
+    deleted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostSaid:
     """An event of a host, at least once."""
 
@@ -162,6 +171,7 @@ Input: TypeAlias = (
     | PlanChosen
     | CheckpointCommitted
     | CheckpointFailed
+    | CheckpointsPruned
     | HostSaid
     | HostLost
     | HostHeard

@@ -3,7 +3,8 @@
     asked -> carried out -> explains an incident -> verdict: recovered | harmless | undetected | job failed: why
          `-> refused: why
 
-Values only: who picks the victim and who judges is the supervisor's business (faulting), who does the damage the worker's.
+Values only: who picks the victim (aiming) and who judges (faulting) is the supervisor's business, who does the damage the
+worker's.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from .checkpoint import Canary, CheckpointRef, ShardRef
+from .checkpoint import After, Canary, CheckpointRef, ShardRef
 from .effects import Effect
 from .faults import Injected
 from .generation import Answer, RankReport, Settlement
@@ -319,7 +319,11 @@ class JobRecord:
     """The newest that is believed."""
     older: tuple[CheckpointRef, ...] = ()
     """Those before it that are kept, newest first."""
+    after: Mapping[Step, After] = field(default_factory=dict)
+    """Of the latest steps that are to be saved and whose checkpoint is not committed yet."""
     canary: Canary | None = None
+    condemned: Mapping[str, float] = field(default_factory=dict)
+    """Packs that are to go, and since when: wall clock."""
     distrusted: int = 0
     """Checkpoints in a row that were not what was saved."""
     void: Generation = Generation(0)
@@ -380,6 +384,8 @@ class JobRecord:
     """Looks that found nothing standing still."""
     lost_links: tuple[tuple[Device, Device], ...] = ()
     """Pairs between which messages were lost, oldest first."""
+    links_lost_at: float = 0.0
+    """Wall clock of the last of them: after an hour without another they are forgotten."""
     bad_ends: Mapping[NodeId, int] = field(default_factory=dict)
     """Nodes that were given up because of their links, and how often."""
     barred: frozenset[NodeId] = frozenset()

@@ -96,6 +96,9 @@ class RecoverySpec:
     backend: Backend = "links"
     leave_s: float = 0.5
     """A rank that has not left a closed generation after this long is killed; on nccl NCCL_ABORT_S later."""
+    hang_s: float = 0.0
+    """A rank that neither waits nor moves is given at least this long, in whatever it does, before it counts as hung; 0:
+    seconds to minutes by kind of phase, more where its generation has shown more."""
     copy_mb_s: float = 0.0
     """How fast a newcomer is sent its state while training goes on, in MB/s a connection; 0: as fast as the link is."""
     max_isolation_s: float = 600.0

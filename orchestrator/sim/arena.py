@@ -9,20 +9,20 @@ who got through and those who did not, as a kill inside an all-reduce does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from orchestrator.domain.generation import Answer, Disagrees, NotFinite
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
-from orchestrator.domain.layout import Move, layout, partners
-from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, RankFinished
+from orchestrator.domain.layout import layout, partners
+from orchestrator.domain.protocol import FormGeneration, FromMemory, RankFinished
+from orchestrator.domain.sight import Traffic
 from orchestrator.domain.spec import JobSpec
 
-from .memory import Flip, Memory, Violation, check_filled
+from .checkers import Checker
+from .filling import Filling
+from .memory import Flip, Violation
+from .place import Place
 from .rank import SimRank
 from .scenario import loss, maxima, profile
-
-if TYPE_CHECKING:
-    from .world import World
 
 FORM_TIMEOUT_S = 10.0
 MEND_S = 0.05
@@ -34,8 +34,9 @@ LOST_IN_THE_MIDDLE = 0.5
 
 
 class Arena:
-    def __init__(self, world: World, job: JobId, spec: JobSpec, form: FormGeneration) -> None:
-        self.world = world
+    def __init__(self, place: Place, checker: Checker, job: JobId, spec: JobSpec, form: FormGeneration) -> None:
+        self._place = place
+        self._checker = checker
         self.job = job
         self.spec = spec
         self.form = form
@@ -50,14 +51,16 @@ class Arena:
         """Exchanges begun so far."""
         self.done: set[Device] = set()
         """Who has sent its part of this one."""
-        self.passed = Step(0)
         self.stopping = False
         """A rank that was asked to stop has said so in the vote."""
-        self.at = self.step
-        """Applied by every rank."""
         self.followers: dict[Device, Callable[[Step], None]] = {}
         """Newcomers who are sent what it takes to apply a step."""
         self.layout = layout(form.plan, profile(), mirrors=spec.recovery.mirrors)
+        self._filling = Filling(place, job, spec, form, self.layout, self.here)
+        self.step = self._filling.step
+        """Where it starts from."""
+        self.at = self.step
+        """Applied by every rank."""
         self.mirrored = {m: owner for owner, m in partners(form.plan).items()} if spec.recovery.mirrors else {}
         """Mirror -> whose intervals it has too."""
         self.is_spoiled = False
@@ -67,18 +70,6 @@ class Arena:
         self.disagreed: set[Step] = set()
         """Steps after which an owner and its mirror had different bits."""
         self._hashes: dict[Device, frozenset[Flip]] = {}
-        self._sources: dict[Device, Memory] = {}
-
-    @property
-    def step(self) -> Step:
-        """Where it starts from."""
-        match self.form.restore:
-            case FromSeed():
-                return Step(0)
-            case FromCheckpoint(checkpoint=checkpoint):
-                return checkpoint.step
-            case FromMemory(step=step):
-                return step
 
     # --- who is here ------------------------------------------------------------------------------------------------------
 
@@ -100,7 +91,7 @@ class Arena:
         self.left(rank)
         number, cut = Rank(self.members.index(rank.device)), self.cut_pairs()
         for other in [self.here[device] for device in self.members if device in self.here]:
-            if self.world.rng.random() < NOTICED and (rank.device, other.device) not in cut:
+            if self._place.rng.random() < NOTICED and (rank.device, other.device) not in cut:
                 other.soon(*BLINK_S, lambda other=other: self._feels(other, number))  # type: ignore[misc]
 
     def _feels(self, rank: SimRank, lost: Rank) -> None:
@@ -121,12 +112,12 @@ class Arena:
             if self.is_broken:
                 return
             if self.cut_pairs():
-                self.world.clock.after(MEND_S, pass_on)
+                self._place.clock.after(MEND_S, pass_on)
             else:
                 then()
 
         def one(rank: SimRank) -> None:
-            if rank.arena is not self or (self.is_broken and self.world.rng.random() < LOST_IN_THE_MIDDLE):
+            if rank.arena is not self or (self.is_broken and self._place.rng.random() < LOST_IN_THE_MIDDLE):
                 return
             do(rank)
             done.add(rank.device)
@@ -138,76 +129,43 @@ class Arena:
 
     def cut_pairs(self) -> frozenset[tuple[Device, Device]]:
         """Members between whom nothing passes, in either order."""
-        members, off = self.members, self.world.unplugged
-        cut = {pair for pair in self.world.cut_links if set(pair) <= set(members)}
+        members, off = self.members, self._place.unplugged
+        cut = {pair for pair in self._place.cut_links if set(pair) <= set(members)}
         if off:
             cut |= {(a, b) for a in members for b in members if a.node != b.node and (a.node in off or b.node in off)}
         return frozenset(cut | {(b, a) for a, b in cut})
 
+    def traffic(self, me: Device) -> dict[Rank, Traffic]:
+        """One message to everybody in each exchange. Over a cut link the last one does not arrive."""
+        stage, cut = self.stage, self.cut_pairs()
+        ends = {device for pair in cut for device in pair}
+        found = {}
+        for number, device in enumerate(self.members):
+            if device == me:
+                continue
+            if not stage:  # forming
+                found[Rank(number)] = Traffic(awaits=device not in self.here)
+            elif len(self.done) < len(self.members):
+                came = device in self.done
+                found[Rank(number)] = Traffic(sent=stage, received=stage - (not came), awaits=not came)
+            elif (me, device) in cut:
+                found[Rank(number)] = Traffic(sent=stage, received=stage - 1, awaits=True)
+            else:  # this exchange is over here; those at a cut link are waited for in the next
+                is_ahead = me not in ends
+                found[Rank(number)] = Traffic(sent=stage + is_ahead, received=stage, awaits=is_ahead and device in ends)
+        return found
+
     # --- restoring --------------------------------------------------------------------------------------------------------
 
     def _restore(self) -> None:
-        restore = self.form.restore
-        for device in self.members:
-            self.here[device].settle(restore)
-        if isinstance(restore, FromCheckpoint) and restore.checkpoint.path not in self.world.paths(self.job):
-            raise Violation(f"generation {self.generation} restores from {restore.checkpoint}, which was never committed")
-        if isinstance(restore, FromSeed) and self.world.scenario.start_of(self.job):
-            raise Violation(f"generation {self.generation} begins with the seed, and {self.job} asked for a checkpoint")
-        if isinstance(restore, FromMemory):
-            self._check_moves(restore)
-            # Now, because a source that has restored holds something else.
-            self._sources = {device: memory for device, rank in self.here.items() if (memory := rank.memory)}
-        if not isinstance(restore, FromSeed) and self.step:
-            self._check_answer(restore)
-        self._each(BLINK_S, self._receive_some, self._receive_rest)
-
-    def _receive_some(self, rank: SimRank) -> None:
-        """A transfer that is cut short has brought some of it."""
-        for move in self._moves_to(rank):
-            if self.world.rng.random() < 0.5:
-                rank.arrived.append(move.interval)
+        self._filling.begin(self.members)
+        self._each(BLINK_S, self._filling.receive_some, self._receive_rest)
 
     def _receive_rest(self) -> None:
-        self._kill_donor()
-
-        def receive(rank: SimRank) -> None:
-            rank.arrived.extend(move.interval for move in self._moves_to(rank))
-
+        self._filling.kill_donor()
         compares = isinstance(self.form.restore, FromMemory) and self._saves(self.step) and bool(self.mirrored)
         then = self._compare if compares else self._compute_next
-        self._each(BLINK_S, receive, lambda: self._each(BLINK_S, self._restored, then))
-
-    def _kill_donor(self) -> None:
-        restore = self.form.restore
-        moves = restore.moves if isinstance(restore, FromMemory) else ()
-        donors = sorted({m.source for m in moves if m.source != m.target and m.source in self.here})
-        if donors and self.job in self.world.doomed_donors:
-            self.world.doomed_donors.discard(self.job)
-            rank = self.here[self.world.rng.choice(donors)]
-            self.world.note(f"* {self.job} on {rank.device} dies while it gives what it holds")
-            rank.host.kill(rank)
-
-    def _moves_to(self, rank: SimRank) -> list[Move]:
-        restore = self.form.restore
-        return [m for m in restore.moves if m.target == rank.device] if isinstance(restore, FromMemory) else []
-
-    def _check_answer(self, restore: FromMemory | FromCheckpoint) -> None:
-        """An exact job goes on with the scale that an undisturbed run would have."""
-        answer = restore.answer if isinstance(restore, FromMemory) else restore.checkpoint.answer
-        if self.spec.train.exact and (answer is None or answer.maxima != maxima(self.spec, self.step)):
-            raise Violation(f"generation {self.generation} starts from step {self.step} and is told {answer}")
-
-    def _check_moves(self, restore: FromMemory) -> None:
-        for device in self.form.plan.devices:
-            kept = self.here[device].whole_at(restore.step)
-            moved = [move.interval for move in restore.moves if move.target == device]
-            check_filled(f"{device} in generation {self.generation}", self.layout.held(device), kept, moved)
-        for move in restore.moves:
-            source = self.here.get(move.source)
-            if source is None or not source.covers(move.interval, restore.step):
-                held = source.memory if source else None
-                raise Violation(f"{move} of generation {self.generation} at step {restore.step}: the source holds {held}")
+        self._each(BLINK_S, self._filling.receive_all, lambda: self._each(BLINK_S, self._restored, then))
 
     def _restored(self, rank: SimRank) -> None:
         if rank.device in self.form.donors:
@@ -216,8 +174,8 @@ class Arena:
         if not rank.reaches("in_transfer"):
             return
         self.has_started = True
-        self.world.checker.started(self)
-        memory = Memory(self.generation, self.step, self.layout.held(rank.device), self._brought(rank.device))
+        self._checker.started(self.job, self.generation)
+        memory = self._filling.memory(rank.device)
         rank.restored(memory)
         self._hashes[rank.device] = memory.wrong
         if isinstance(self.form.restore, FromMemory) and not self.mirrored:
@@ -225,36 +183,20 @@ class Arena:
         if self.step == self.spec.train.steps:
             self._finish(rank)
 
-    def _brought(self, device: Device) -> frozenset[Flip]:
-        """Flipped bits come along with what they are in, moved or kept."""
-        restore = self.form.restore
-        if not isinstance(restore, FromMemory):
-            return frozenset()
-        moves = [move for move in restore.moves if move.target == device]
-        moved = {flip for move in moves for flip in self._wrong_at(move.source) if flip.is_in((move.interval,))}
-        own = self._sources.get(device)
-        if own is not None and own.step == restore.step:
-            arrived, held = [move.interval for move in moves], self.layout.held(device)
-            moved |= {flip for flip in own.wrong if flip.is_in(held) and not flip.is_in(arrived)}
-        return frozenset(moved)
-
-    def _wrong_at(self, source: Device) -> frozenset[Flip]:
-        """What had arrived somewhere without being held yet counts as right."""
-        return self._sources[source].wrong if source in self._sources else frozenset()
-
     # --- training ---------------------------------------------------------------------------------------------------------
 
     def _dismiss_donors(self) -> None:
         """They have done their part."""
         self.members = self.form.plan.devices
-        self.here = {device: self.here[device] for device in self.members}
+        for donor in set(self.here) - set(self.members):
+            del self.here[donor]
 
     def _compute_next(self) -> None:
         self._dismiss_donors()
         step = Step(max(rank.memory.step for rank in self.here.values() if rank.memory) + 1)
-        if step == self.world.scenario.broken.get(self.job):
-            rank = self.here[self.world.rng.choice(self.members)]
-            rank.soon(*COMPUTE_S, lambda: rank.host.kill(rank, f"BrokenError: at {self.world.clock.now:.3f}"))
+        if step == self._place.scenario.broken.get(self.job):
+            rank = self.here[self._place.rng.choice(self.members)]
+            rank.soon(*COMPUTE_S, lambda: rank.host.kill(rank, f"BrokenError: at {self._place.clock.now:.3f}"))
             self._each(COMPUTE_S, lambda _: None, lambda: None)  # nobody gets to the vote
         elif step <= self.spec.train.steps:
             self._each(COMPUTE_S, self._check_gradient, lambda: self._each(BLINK_S, vote, lambda: self._pass(step)))
@@ -268,16 +210,16 @@ class Arena:
 
     def _pass(self, step: Step) -> None:
         """Everybody has voted: this is the instant at which the step is committed, whoever lives to see it."""
-        if self.is_not_finite and (self.job, step) not in self.world.not_finite:
+        if self.is_not_finite and (self.job, step) not in self._place.not_finite:
             self.is_not_finite = False
-            self.world.not_finite.add((self.job, step))  # a second time it would be the training itself
+            self._place.not_finite.add((self.job, step))  # a second time it would be the training itself
             found = NotFinite(step=step, micro_batches=(0,))
             self._each(BLINK_S, lambda rank: rank.leave(None, f"step {step} gave micro-batch 0: loss nan", found), _nothing)
             return
         if any(self._differs(mirror) for mirror in self.mirrored):
             self._each(BLINK_S, self._look_at_copy, _nothing)
             return
-        self.world.checker.vote_completed(self, step)
+        self._checker.vote_completed(self.job, self.generation, step)
         answer = self._answer(step)
 
         def see(rank: SimRank) -> None:
@@ -286,7 +228,7 @@ class Arena:
                 return
             if self.kills_voter:
                 self.kills_voter = False
-                self.world.note(f"* {self.job} on {rank.device} dies having passed step {step}")
+                self._place.note(f"* {self.job} on {rank.device} dies having passed step {step}")
                 rank.host.kill(rank)
                 return
             assert rank.memory is not None
@@ -388,3 +330,21 @@ class Arena:
 
 def _nothing() -> None:
     """Nobody is left."""
+
+
+class Arenas:
+    """Every generation that anybody was told to form, by job and number."""
+
+    def __init__(self, place: Place, checker: Checker) -> None:
+        self._place = place
+        self._checker = checker
+        self.of: dict[tuple[JobId, Generation], Arena] = {}
+
+    def meet(self, job: JobId, spec: JobSpec, form: FormGeneration) -> Arena:
+        """The one that this form is for. Raises Violation where it was formed in another way already."""
+        key = (job, form.generation)
+        if key not in self.of:
+            self.of[key] = Arena(self._place, self._checker, job, spec, form)
+        if self.of[key].form != form:
+            raise Violation(f"generation {form.generation} of {job} is formed in two ways")
+        return self.of[key]

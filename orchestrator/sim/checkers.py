@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from orchestrator.domain.events import StepRecord
 from orchestrator.domain.faults import Verdict
@@ -13,43 +12,47 @@ from orchestrator.domain.ids import Device, Generation, JobId, Step
 from orchestrator.domain.job import TERMINAL, JobRecord, Reforming, Running, Starting
 from orchestrator.domain.layout import partners
 from orchestrator.domain.profile import Interval, joined
+from orchestrator.domain.quarantine import Quarantine
 from orchestrator.ports import Commit
 
 from .memory import Violation, uncovered
-from .scenario import profile, reference
-
-if TYPE_CHECKING:
-    from .arena import Arena
-    from .world import World
+from .scenario import Scenario, profile, reference
 
 MAX_OUTBOX = 64
 """Effects that may be outstanding at once in a cluster of this size; more means that some are never done."""
 
 
 class Checker:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    """held: what living ranks that can be reached hold of a job at a step."""
+
+    def __init__(self, scenario: Scenario, held: Callable[[JobRecord, Step], list[Interval]]) -> None:
+        self._scenario = scenario
+        self._held = held
+        self._records: Mapping[JobId, JobRecord] = {}
+        self._quarantine: tuple[Quarantine, ...] = ()
         self._started: dict[JobId, Generation] = {}
+        self._passed: dict[tuple[JobId, Generation], Step] = {}
+        """The newest step each generation has passed, whether or not anybody lived to see it."""
         self.curves: dict[JobId, dict[Step, StepRecord]] = defaultdict(dict)
         self.rolled_back: Counter[JobId] = Counter()
         self.votes = 0
 
     # --- in the arena -----------------------------------------------------------------------------------------------------
 
-    def started(self, arena: Arena) -> None:
-        self._started[arena.job] = max(self._started.get(arena.job, Generation(0)), arena.generation)
+    def started(self, job: JobId, generation: Generation) -> None:
+        self._started[job] = max(self._started.get(job, Generation(0)), generation)
 
-    def vote_completed(self, arena: Arena, step: Step) -> None:
+    def vote_completed(self, job: JobId, generation: Generation, step: Step) -> None:
         """One generation trains a job, and none does after it was settled."""
         self.votes += 1
-        where = f"step {step} passes in generation {arena.generation} of {arena.job}"
-        newest = self._started.get(arena.job, Generation(0))
-        if newest > arena.generation:
+        where = f"step {step} passes in generation {generation} of {job}"
+        newest = self._started.get(job, Generation(0))
+        if newest > generation:
             raise Violation(f"{where} after generation {newest} had started")
-        state = self._world.store.jobs[arena.job].state
-        if isinstance(state, Reforming) and state.closing.settlement and state.closing.generation == arena.generation:
+        state = self._records[job].state
+        if isinstance(state, Reforming) and state.closing.settlement and state.closing.generation == generation:
             raise Violation(f"{where} after its settlement")
-        arena.passed = step
+        self._passed[job, generation] = step
 
     # --- in the store -----------------------------------------------------------------------------------------------------
 
@@ -69,8 +72,10 @@ class Checker:
             if isinstance(record.state, TERMINAL) and record.outbox:
                 raise Violation(f"{job} is over and {len(record.outbox)} effects are outstanding")
             self._check_risk(record)
-        records = {**before, **commit.jobs}
+        self._records = records = {**before, **commit.jobs}
         self._check_devices(records)
+        if commit.quarantine is not None:
+            self._quarantine = commit.quarantine
         self._check_quarantine(records)
 
     def _check_steps(self, record: JobRecord, committed: Step, steps: list[StepRecord], counted: int) -> None:
@@ -86,7 +91,7 @@ class Checker:
             committed = step
         if record.committed < committed - counted:
             raise Violation(f"{record.id} goes from step {committed} to {record.committed} with {counted} steps counted")
-        first = self._world.scenario.start_of(record.id) + 1
+        first = self._scenario.start_of(record.id) + 1
         if record.committed > committed and not all(Step(s) in curve for s in range(first, record.committed + 1)):
             raise Violation(f"{record.id} goes from step {committed} to {record.committed} without recording them")
 
@@ -95,14 +100,13 @@ class Checker:
         state = record.state
         if not isinstance(state, Reforming) or state.closing.settlement is None:
             return
-        arena = self._world.arenas.get((record.id, state.closing.generation))
-        passed = arena.passed if arena else Step(0)
+        passed = self._passed.get((record.id, state.closing.generation), Step(0))
         seen = [report.passed for report in state.closing.reports.values() if Step(0) < report.passed <= passed]
         settled = state.closing.settlement.step
         where = f"generation {state.closing.generation} of {record.id} is settled at {settled}"
         if seen and max(seen) > settled:
             raise Violation(f"{where}, and {max(seen)} was seen to pass")
-        if settled > max([passed, self._world.scenario.start_of(record.id), *self.curves[record.id]]):
+        if settled > max([passed, self._scenario.start_of(record.id), *self.curves[record.id]]):
             raise Violation(f"{where}, which never passed")
 
     def _check_rollback(self, record: JobRecord) -> None:
@@ -113,18 +117,7 @@ class Checker:
         if state.closing.settlement.is_distrusted:
             return  # an owner and its mirror disagree: nobody's memory counts
         step = state.closing.settlement.step
-        held: list[Interval] = []
-        for (job, node), host in sorted(self._world.hosts.items()):
-            if job != record.id or node not in record.hosts - record.avoided or host.is_gone:
-                continue
-            for rank in host.ranks.values():
-                memory = rank.memory
-                if rank.has_changed:
-                    continue
-                if memory and (memory.step == step or (memory.step == step - 1 and rank.voted == step)):
-                    held.extend(memory.intervals)
-                if rank.arrived_at == step:
-                    held.extend(rank.arrived)
+        held = self._held(record, step)
         whole = [Interval(line.name, 0, line.numel) for line in profile().lines]
         if held and not uncovered(whole, joined(held)):
             raise Violation(f"{record.id} is rolled back from step {step}, which living ranks hold whole")
@@ -151,7 +144,7 @@ class Checker:
 
     def _check_quarantine(self, records: Mapping[JobId, JobRecord]) -> None:
         """Nobody trains, or is about to, on a device that is kept out."""
-        out = {one.device for one in self._world.store.quarantine if one.is_out}
+        out = {one.device for one in self._quarantine if one.is_out}
         for job, record in records.items():
             state = record.state
             forming = state.forming if isinstance(state, Starting | Reforming) else None
@@ -168,7 +161,7 @@ class Checker:
                 raise Violation(f"{job} is over and nobody judged its faults {still_open}")
             if type(record.state).__name__ != "Succeeded":
                 continue
-            first = self._world.scenario.start_of(job) + 1
+            first = self._scenario.start_of(job) + 1
             missing = [s for s in range(first, record.spec.train.steps + 1) if Step(s) not in self.curves[job]]
             if missing or record.committed != record.spec.train.steps:
                 raise Violation(f"{job} succeeded without steps {missing}, at {record.committed}")

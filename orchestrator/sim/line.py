@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostHeard, HostLost, HostSaid, Input
-from orchestrator.domain.ids import EffectId, JobId, NodeId
+from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.protocol import CloseHost, HostRequest, OpenHost, StepsPassed
 
 from .host import SimHost
-
-if TYPE_CHECKING:
-    from .supervisor import SimSupervisor
+from .world import World
 
 LATENCY_S = (0.001, 0.01)
 LATE_S = (0.2, 2.0)
@@ -24,10 +22,19 @@ SILENCE_S = 0.8
 RETRY_S = 0.5
 
 
+class Teller(Protocol):
+    """A supervisor, as far as its lines know it."""
+
+    @property
+    def term(self) -> Term: ...
+    def tell(self, one: Input, *, urgent: bool, line: SimLine | None = None, number: int = 0) -> None: ...
+    def when_awake(self, do: object) -> None: ...
+
+
 class SimLine:
-    def __init__(self, supervisor: SimSupervisor, job: JobId, node: NodeId, attached: bool) -> None:
+    def __init__(self, world: World, supervisor: Teller, job: JobId, node: NodeId, attached: bool) -> None:
         self.supervisor = supervisor
-        self.world = supervisor.world
+        self.world = world
         self.job = job
         self.node = node
         self.stopped = False
@@ -93,7 +100,7 @@ class SimLine:
     def _listen(self) -> None:
         host = self._host()
         if host is not None:
-            host.wake = self._wake
+            host.outbox.wake = self._wake
         self._wake()
         self.world.clock.after(WATCH_S, self._watch)
 

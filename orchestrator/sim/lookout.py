@@ -6,17 +6,14 @@ It knows who is frozen and who hangs, as a real one finds out from /proc and pro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from orchestrator.domain.ids import Device, Rank, Step
+from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.protocol import HostEvent, LookAround, RanksSeen, RanksStalled
-from orchestrator.domain.sight import Phase, RankSight, Traffic
+from orchestrator.domain.sight import Phase, RankSight
 
+from .place import Place
 from .rank import SimRank
-
-if TYPE_CHECKING:
-    from .arena import Arena
-    from .host import SimHost
 
 LOOK_S = 0.2
 STOPPED_S, HUNG_S, WAIT_S = 0.4, 1.5, 1.0
@@ -24,14 +21,29 @@ REMEMBERED_S = 2.0
 """Who was strange so recently may still be called so by those who saw it."""
 
 
+class Watched(Protocol):
+    """A host, as far as who looks at its ranks knows it."""
+
+    @property
+    def place(self) -> Place: ...
+    @property
+    def ranks(self) -> dict[Device, SimRank]: ...
+    @property
+    def at_work(self) -> Generation: ...
+    @property
+    def is_gone(self) -> bool: ...
+    @property
+    def frozen(self) -> bool: ...
+
+
 class SimLookout:
-    def __init__(self, host: SimHost, say: Callable[[HostEvent], None]) -> None:
+    def __init__(self, host: Watched, say: Callable[[HostEvent], None]) -> None:
         self._host = host
         self._say = say
         self._since: dict[Device, tuple[str, float]] = {}
         """Each rank's mark, and since when it has had it."""
         self._told_s: dict[Device, float] = {}
-        host.world.clock.after(LOOK_S, self._watch)
+        host.place.clock.after(LOOK_S, self._watch)
 
     def sight(self, rank: SimRank) -> RankSight:
         arena = rank.arena
@@ -50,14 +62,14 @@ class SimLookout:
             in_wait=in_wait,
             group="everybody",
             collective=arena.stage * 2 + in_wait if arena else 0,
-            traffic=_traffic(arena, rank.device) if arena and in_wait else {},
+            traffic=arena.traffic(rank.device) if arena and in_wait else {},
             is_stopped=is_stopped,
             is_guilty=is_guilty,
             why="is strange" if is_guilty else "has waited" if in_wait and still_s >= WAIT_S else "",
         )
 
     def is_strange(self, rank: SimRank) -> bool:
-        return rank.frozen or rank.hung or self._host.world.clock.now - rank.strange_at < REMEMBERED_S
+        return rank.frozen or rank.hung or self._host.place.clock.now - rank.strange_at < REMEMBERED_S
 
     def answer(self, asked: LookAround) -> RanksSeen:
         return RanksSeen(generation=asked.generation, number=asked.number, sights=self._sights())
@@ -71,7 +83,7 @@ class SimLookout:
         host = self._host
         if host.is_gone:
             return
-        host.world.clock.after(LOOK_S, self._watch)
+        host.place.clock.after(LOOK_S, self._watch)
         if host.frozen or not host.at_work:
             return
         news = [str(rank.device) for rank in self._watched() if self._is_news(rank)]
@@ -79,7 +91,7 @@ class SimLookout:
             self._alarm(f"{', '.join(news)} stand still")
 
     def _is_news(self, rank: SimRank) -> bool:
-        mark, now = self._mark(rank), self._host.world.clock.now
+        mark, now = self._mark(rank), self._host.place.clock.now
         if self._since.get(rank.device, ("", 0.0))[0] != mark:
             self._since[rank.device] = mark, now
             self._told_s.pop(rank.device, None)
@@ -92,7 +104,7 @@ class SimLookout:
 
     def _still_s(self, rank: SimRank) -> float:
         mark, since = self._since.get(rank.device, ("", 0.0))
-        return self._host.world.clock.now - since if mark == self._mark(rank) else 0.0
+        return self._host.place.clock.now - since if mark == self._mark(rank) else 0.0
 
     def _mark(self, rank: SimRank) -> str:
         arena = rank.arena
@@ -106,24 +118,3 @@ class SimLookout:
 
     def _alarm(self, why: str) -> None:
         self._say(RanksStalled(generation=self._host.at_work, sights=self._sights(), why=why))
-
-
-def _traffic(arena: Arena, me: Device) -> dict[Rank, Traffic]:
-    """One message to everybody in each exchange. Over a cut link the last one does not arrive."""
-    stage, cut = arena.stage, arena.cut_pairs()
-    ends = {device for pair in cut for device in pair}
-    found = {}
-    for number, device in enumerate(arena.members):
-        if device == me:
-            continue
-        if not stage:  # forming
-            found[Rank(number)] = Traffic(awaits=device not in arena.here)
-        elif len(arena.done) < len(arena.members):
-            came = device in arena.done
-            found[Rank(number)] = Traffic(sent=stage, received=stage - (not came), awaits=not came)
-        elif (me, device) in cut:
-            found[Rank(number)] = Traffic(sent=stage, received=stage - 1, awaits=True)
-        else:  # this exchange is over here; those at a cut link are waited for in the next
-            is_ahead = me not in ends
-            found[Rank(number)] = Traffic(sent=stage + is_ahead, received=stage, awaits=is_ahead and device in ends)
-    return found

@@ -6,21 +6,27 @@ know when sources break off: chance says so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.profile import Interval, joined
 from orchestrator.domain.protocol import BeginJoin, JoinerAt, JoinFailed
 
-if TYPE_CHECKING:
-    from .arena import Arena
-    from .rank import SimRank
+from .arena import Arena
+from .rank import SimRank
 
 COPY_S = (0.05, 4.0)
 BREAKS_OFF = 0.15
 """How often a source does, on its side or on the way."""
 LAGS = 0.1
 """How often what there is of the last step comes too late."""
+
+
+def begin_join(rank: SimRank, arena: Arena | None, begin: BeginJoin) -> None:
+    """arena: of the generation that trains on; None where nobody has ever formed it."""
+    newcomer = rank.newcomer
+    if isinstance(newcomer, Newcomer) and newcomer.generation == begin.generation:
+        newcomer.expect(begin)
+    elif arena is not None and begin.generation > max(rank.closed, rank.session_of):
+        rank.newcomer = Newcomer(rank, arena, begin)
 
 
 class Newcomer:
@@ -39,7 +45,7 @@ class Newcomer:
         for source in sorted({move.source for move in mine}):
             self._waiting.add((begin.attempt, source))
             intervals = [move.interval for move in mine if move.source == source]
-            if self.rank.host.world.rng.random() < BREAKS_OFF:
+            if self.rank.host.place.rng.random() < BREAKS_OFF:
                 self.rank.soon(*COPY_S, lambda source=source: self._broken_off(begin.attempt, source))  # type: ignore[misc]
             else:
                 self.rank.soon(
@@ -76,7 +82,7 @@ class Newcomer:
         if (
             self.rank.alive
             and self.rank.newcomer is self
-            and self.rank.host.world.rng.random() >= LAGS * self.arena.stopping
+            and self.rank.host.place.rng.random() >= LAGS * self.arena.stopping
         ):
             self.rank.arrived = list(joined(self._here))
             self.rank.arrived_at = step

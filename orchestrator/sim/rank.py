@@ -5,20 +5,17 @@ It owns its memory and what it saw of votes. It refuses to know when anything ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Set
+from typing import Protocol
 
 from orchestrator.domain.generation import Answer, Arrived, Disagrees, Finding, RankReport
-from orchestrator.domain.ids import Device, Generation, Rank, Step
+from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
 from orchestrator.domain.profile import Interval, joined
-from orchestrator.domain.protocol import BeginJoin, FormGeneration, FromMemory, RankReady, RankReported, Restore
+from orchestrator.domain.protocol import FormGeneration, FromMemory, HostEvent, RankReady, RankReported, Restore
+from orchestrator.domain.sight import Traffic
 
 from .memory import Flip, Memory, Violation, uncovered
-from .newcomer import Newcomer
-
-if TYPE_CHECKING:
-    from .arena import Arena
-    from .host import SimHost
+from .place import Place
 
 STUCK = 0.03
 """How often a rank does not leave when told, so that its host has to kill it."""
@@ -27,8 +24,56 @@ WEARS = 0.2
 """How often leaving costs a thread, as it can on a transport that cannot be left."""
 
 
+class Meeting(Protocol):
+    """The generation that a rank is in, as far as it and who looks at it know."""
+
+    @property
+    def form(self) -> FormGeneration: ...
+    @property
+    def generation(self) -> Generation: ...
+    @property
+    def stage(self) -> int:
+        """Exchanges begun so far."""
+        ...
+
+    @property
+    def done(self) -> Set[Device]:
+        """Who has sent its part of this one."""
+        ...
+
+    def updated_wrongly(self, rank: SimRank) -> None: ...
+    def traffic(self, me: Device) -> Mapping[Rank, Traffic]: ...
+    def join(self, rank: SimRank) -> None: ...
+    def left(self, rank: SimRank) -> None: ...
+    def gone(self, rank: SimRank) -> None: ...
+
+
+class Copying(Protocol):
+    """What a newcomer receives while others train."""
+
+    @property
+    def of(self) -> Generation: ...
+    @property
+    def generation(self) -> Generation: ...
+
+
+class Home(Protocol):
+    """A rank's host, as far as its rank and who trains with it know."""
+
+    @property
+    def place(self) -> Place: ...
+    @property
+    def job(self) -> JobId: ...
+    def meet(self, form: FormGeneration) -> Meeting: ...
+    def met(self, generation: Generation) -> Meeting | None: ...
+    def kill(self, rank: SimRank, raised: str = "") -> None: ...
+    def rank_says(self, rank: SimRank, event: HostEvent) -> None: ...
+    def rank_passed(self, rank: SimRank, generation: Generation, answer: Answer) -> None: ...
+    def rank_saved(self, rank: SimRank, generation: Generation, step: Step, is_last: bool) -> None: ...
+
+
 class SimRank:
-    def __init__(self, host: SimHost, device: Device, pid: int, born: Generation) -> None:
+    def __init__(self, host: Home, device: Device, pid: int, born: Generation) -> None:
         self.host = host
         self.device = device
         self.pid = pid
@@ -43,9 +88,9 @@ class SimRank:
         self.arrived: list[Interval] = []
         """What a transfer has brought that is not over, all of it at `arrived_at`."""
         self.arrived_at = Step(0)
-        self.newcomer: Newcomer | None = None
+        self.newcomer: Copying | None = None
         self.stop_after = Generation(0)
-        self.arena: Arena | None = None
+        self.arena: Meeting | None = None
         self.session_of = Generation(0)
         self.closed = Generation(0)
         self.reported = Generation(0)
@@ -73,11 +118,11 @@ class SimRank:
             elif self.alive:
                 do()
 
-        self.host.world.clock.after(self.host.world.rng.uniform(low_s, high_s), now)
+        self.host.place.clock.after(self.host.place.rng.uniform(low_s, high_s), now)
 
     def thaw(self) -> None:
         self.frozen = False
-        self.strange_at = self.host.world.clock.now
+        self.strange_at = self.host.place.clock.now
         waiting, self._when_thawed = self._when_thawed, []
         for do in waiting:
             do()
@@ -107,30 +152,22 @@ class SimRank:
         self.session_of = form.generation
         self.reported = max(self.reported, Generation(form.generation - 1))
         self.finished = False
-        self.arena = self.host.world.arena(self.host.job, form)
+        self.arena = self.host.meet(form)
         self.arena.join(self)
 
     def close(self, generation: Generation) -> None:
         self.closed = max(self.closed, generation)
-        if self.host.world.rng.random() < STUCK and not self.host.world.scenario.gentle:
+        if self.host.place.rng.random() < STUCK and not self.host.place.scenario.gentle:
             return
         newcomer = self.newcomer
         if newcomer is not None and newcomer.of == generation:  # made for an earlier join, it is told of both ends
             self.soon(0.001, 0.25, lambda: self.end_join(newcomer.generation))
             return
         if self.arena is not None and self.arena.generation <= generation:
-            self.stuck += self.host.world.rng.random() < WEARS
+            self.stuck += self.host.place.rng.random() < WEARS
             self.leave(None, "closed")
         if self.reported < generation:
             self.soon(0.001, 0.01, lambda: self._report(generation, None, "closed while it waited"))
-
-    def join(self, begin: BeginJoin) -> None:
-        if self.newcomer is not None and self.newcomer.generation == begin.generation:
-            self.newcomer.expect(begin)
-            return
-        arena = self.host.world.arenas.get((self.host.job, begin.of))
-        if arena is not None and begin.generation > max(self.closed, self.session_of):
-            self.newcomer = Newcomer(self, arena, begin)
 
     def end_join(self, generation: Generation) -> None:
         newcomer = self.newcomer
@@ -162,7 +199,7 @@ class SimRank:
         if self.reported >= generation or not self.reaches("before_report"):
             return
         self.reported = generation
-        arena = self.host.world.arenas.get((self.host.job, generation))
+        arena = self.host.met(generation)
         changed = None
         if self.has_changed and arena is not None and self.device in arena.form.plan.seat_of:
             changed = Disagrees(rank=arena.form.plan.seat_of[self.device].rank, about="memory")

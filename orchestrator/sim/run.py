@@ -12,6 +12,7 @@ from orchestrator.domain.rungs import Rung
 
 from .memory import Violation
 from .scenario import Scenario, one_failure, scenario
+from .supervisor import SimSupervisor
 from .trouble import Troublemaker
 from .world import World
 
@@ -49,12 +50,12 @@ def run(seed: int, *, steps: int | None = None, trace: bool = False) -> Outcome:
 
 
 def play(scene: Scenario, *, trace: bool = False) -> Outcome:
-    return _run(World(scene, trace=trace))
+    return _run(World(scene, SimSupervisor, trace=trace))
 
 
 def run_failover(seed: int, dies_at: int = 0, *, trace: bool = False) -> Outcome:
     """One failure, and a supervisor that dies at that point of the recovery; at none where dies_at is 0."""
-    return _run(World(one_failure(seed), trace=trace, dies_at=dies_at))
+    return _run(World(one_failure(seed), SimSupervisor, trace=trace, dies_at=dies_at))
 
 
 def failovers(seed: int) -> Iterator[Outcome]:

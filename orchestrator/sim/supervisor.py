@@ -6,7 +6,6 @@ It may crash between any two instants, also between a commit and its effects, or
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import (
@@ -45,9 +44,7 @@ from orchestrator.supervisor.unsaved import LAZY_S, News, Unsaved
 from .clock import Timer
 from .line import SimLine
 from .scenario import profile
-
-if TYPE_CHECKING:
-    from .world import World
+from .world import World
 
 NODES_S = 0.5
 COMMANDS_S = 0.1
@@ -211,7 +208,7 @@ class SimSupervisor:
                 isinstance(e, CallHost) and e.node == node and isinstance(e.request, OpenHost)
                 for e in self._state.jobs[job].outbox.values()
             )
-            self._lines[job, node] = SimLine(self, job, node, attached and not opening)
+            self._lines[job, node] = SimLine(self.world, self, job, node, attached and not opening)
         for key in sorted(set(self._lines) - wanted):
             self._lines.pop(key).stop()
 

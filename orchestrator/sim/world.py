@@ -2,61 +2,64 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from random import Random
+from collections.abc import Callable
+from typing import Protocol
 
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import CommitCheckpoint
 from orchestrator.domain.events import CancelRequested, JobSubmitted, ReleaseRequested
-from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
+from orchestrator.domain.ids import Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import TERMINAL, JobRecord, Reforming
-from orchestrator.domain.protocol import FormGeneration
+from orchestrator.domain.profile import Interval
 from orchestrator.domain.spec import JobSpec
 from orchestrator.supervisor.kernel import State
 
-from .arena import Arena
+from .arena import Arena, Arenas
 from .checkers import Checker
-from .clock import Clock
 from .host import SimHost
 from .memory import Violation
+from .place import Place
 from .scenario import Scenario, node_name, reference
 from .store import SimStore
-from .supervisor import SimSupervisor
 
 
-class World:
-    """dies_at: the point of a recovery, counted over commits and effects, at which the supervisor dies; 0 for none."""
+class Governor(Protocol):
+    """A supervisor, as far as those know it who bring it to its end."""
 
-    def __init__(self, scenario: Scenario, *, trace: bool = False, dies_at: int = 0) -> None:
-        self.scenario = scenario
+    @property
+    def term(self) -> Term: ...
+    @property
+    def is_dead(self) -> bool: ...
+
+    dies_after_commit: bool
+
+    def crash(self) -> None: ...
+    def sleep(self, seconds: float) -> None: ...
+
+
+class World(Place):
+    """govern: starts a supervisor in a world.
+
+    dies_at: the point of a recovery, counted over commits and effects, at which the supervisor dies; 0 for none.
+    """
+
+    def __init__(
+        self, scenario: Scenario, govern: Callable[[World], Governor], *, trace: bool = False, dies_at: int = 0
+    ) -> None:
+        super().__init__(scenario, trace=trace)
         self.points = 0
         """Commits and effects so far while a generation was being replaced."""
         self._dies_at = dies_at
-        self.rng = Random(f"world {scenario.seed}")
-        self.clock = Clock()
-        self.lines: list[str] = []
-        self._print = trace
-        self.checker = Checker(self)
+        self.checker = Checker(scenario, self._held)
         self.store = SimStore(self.checker)
         self.store_stalled_until = 0.0
         self.hosts: dict[tuple[JobId, NodeId], SimHost] = {}
-        self.checkpoints: dict[JobId, set[CheckpointRef]] = defaultdict(set)
-        self.shards: set[tuple[JobId, Generation, Step, Device]] = set()
-        self.arenas: dict[tuple[JobId, Generation], Arena] = {}
-        self.cut_links: set[tuple[Device, Device]] = set()
-        """Between these nothing arrives; a connection stays open."""
-        self.unplugged: set[NodeId] = set()
-        """Nothing that these send arrives anywhere, and nothing arrives there."""
+        self._arenas = Arenas(self, self.checker)
         self.size: dict[NodeId, int] = {}
         self.dead: dict[NodeId, float] = {}
         """Dead nodes, and when the cluster notices."""
-        self.doomed_donors: set[JobId] = set()
-        """Jobs whose next transfer costs a donor its life."""
-        self._last_pid = 100
         self._last_flip = 0
-        self.not_finite: set[tuple[JobId, Step]] = set()
-        """Steps that came out as NaN once."""
         for devices in scenario.nodes:
             self.add_node(devices)
         for number, spec in enumerate(scenario.jobs):
@@ -65,7 +68,8 @@ class World:
                 self.rng.uniform(0.0, 2.0),
                 lambda job=job, spec=spec: self.store.commands.append(JobSubmitted(job=job, spec=spec, at=self.clock.now)),  # type: ignore[misc]
             )
-        self.supervisor = SimSupervisor(self)
+        self._govern = govern
+        self.supervisor = govern(self)
 
     def dies_here(self, state: State) -> bool:
         """The supervisor has committed, or carried an effect out: whether that was its last deed."""
@@ -80,16 +84,6 @@ class World:
         return True
 
     # --- for those who live in it -----------------------------------------------------------------------------------------
-
-    def note(self, line: str) -> None:
-        text = f"{self.clock.now:9.3f}  {line}"
-        self.lines.append(text)
-        if self._print:
-            print(text)
-
-    def next_pid(self) -> int:
-        self._last_pid += 1
-        return self._last_pid
 
     def nodes(self) -> tuple[Node, ...]:
         """As the cluster sees them: the dead ones are noticed late."""
@@ -114,16 +108,8 @@ class World:
     def host(self, job: JobId, node: NodeId, *, create: bool = False) -> SimHost | None:
         host = self.hosts.get((job, node))
         if create and node not in self.dead and (host is None or host.is_gone):
-            host = self.hosts[job, node] = SimHost(self, job, node)
+            host = self.hosts[job, node] = SimHost(self, self._arenas, job, node)
         return host
-
-    def arena(self, job: JobId, form: FormGeneration) -> Arena:
-        key = (job, form.generation)
-        if key not in self.arenas:
-            self.arenas[key] = Arena(self, job, self.store.jobs[job].spec, form)
-        if self.arenas[key].form != form:
-            raise Violation(f"generation {form.generation} of {job} is formed in two ways")
-        return self.arenas[key]
 
     def write_checkpoint(self, effect: CommitCheckpoint) -> CheckpointRef:
         record = self.store.jobs[effect.job]
@@ -155,10 +141,6 @@ class World:
         start = CheckpointRef(step=step, generation=Generation(9), path=path, answer=reference(spec, step))
         self.checkpoints[job].add(start)
         return start
-
-    def paths(self, job: JobId) -> set[str]:
-        """Of the checkpoints that are there."""
-        return {one.path for one in self.checkpoints[job]}
 
     def prune_checkpoints(self, job: JobId, keep: tuple[CheckpointRef, ...]) -> None:
         """As on disk: what is newer than the newest to be kept is not touched."""
@@ -196,12 +178,32 @@ class World:
 
     def restart_supervisor(self, after_s: float) -> None:
         def start() -> None:
-            self.supervisor = SimSupervisor(self)
+            self.supervisor = self._govern(self)
             self.note(f"* supervisor of term {self.supervisor.term} starts")
 
         self.clock.after(after_s, start)
 
     # --- views ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def arenas(self) -> dict[tuple[JobId, Generation], Arena]:
+        return self._arenas.of
+
+    def _held(self, record: JobRecord, step: Step) -> list[Interval]:
+        """What living ranks hold of a step, on hosts that can be told to use it."""
+        held: list[Interval] = []
+        for (job, node), host in sorted(self.hosts.items()):
+            if job != record.id or node not in record.hosts - record.avoided or host.is_gone:
+                continue
+            for rank in host.ranks.values():
+                memory = rank.memory
+                if rank.has_changed:
+                    continue
+                if memory and (memory.step == step or (memory.step == step - 1 and rank.voted == step)):
+                    held.extend(memory.intervals)
+                if rank.arrived_at == step:
+                    held.extend(rank.arrived)
+        return held
 
     def living(self, job: JobId | None = None) -> list[SimHost]:
         return [host for (j, _), host in sorted(self.hosts.items()) if not host.is_gone and job in (None, j)]

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.domain.checkpoint import Canary, CheckpointRef
+from orchestrator.domain.checkpoint import After, Canary, CheckpointRef
 from orchestrator.domain.effects import NoteCheckpoint
 from orchestrator.domain.generation import Answer, Unreadable
-from orchestrator.domain.ids import Generation
+from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.job import Failed, Stopping
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FromCheckpoint, FromMemory, Restore
@@ -22,6 +22,8 @@ from orchestrator.recovery.canary import difference
 from .draft import Draft
 from .stopping import stop
 
+MAX_PENDING = 4
+"""Steps whose checkpoints may be written at a time, or were never finished."""
 MAX_DISTRUSTED = 2
 """Checkpoints in a row that are not what was saved: then it is the program, the data or the machines that have changed."""
 
@@ -43,7 +45,7 @@ def first_step_passed(draft: Draft, answer: Answer, plan: Plan | None) -> bool:
     The step after the newest checkpoint is noted for those who will be restored from that.
     """
     record = draft.record
-    canary, newest = record.canary, record.checkpoint
+    canary = record.canary
     bits = _bits(draft, plan)
     if canary is not None:
         if canary.failed:
@@ -54,12 +56,34 @@ def first_step_passed(draft: Draft, answer: Answer, plan: Plan | None) -> bool:
                 draft.set(canary=replace(canary, failed=failed))
                 return False
             _proven(draft, canary.checkpoint)
-    if newest is not None and answer.step == newest.step + 1 and not newest.after:
-        noted = replace(newest, after=answer.losses, bits=bits)
+    _note_after(draft, Step(answer.step - 1), After(losses=answer.losses, bits=bits))
+    return True
+
+
+def believed(draft: Draft, checkpoint: CheckpointRef) -> CheckpointRef:
+    """One that has just been committed, with what is known of the step after it; told to the disk too."""
+    known = draft.record.after.get(checkpoint.step)
+    if known is None:
+        return checkpoint
+    noted = replace(checkpoint, after=known.losses, bits=known.bits)
+    draft.set(after={step: after for step, after in draft.record.after.items() if step > checkpoint.step})
+    draft.emit(NoteCheckpoint(job=draft.record.id, checkpoint=noted))
+    return noted
+
+
+def _note_after(draft: Draft, saved: Step, after: After) -> None:
+    """saved: the step before; its checkpoint may be committed already, or still be written."""
+    record, newest, every = draft.record, draft.record.checkpoint, draft.record.spec.checkpoint.every
+    if newest is not None and newest.step == saved:
+        if newest.after:
+            return
+        noted = replace(newest, after=after.losses, bits=after.bits)
         draft.set(checkpoint=noted)
         if newest.at:  # this job's own: what it began with is another's
             draft.emit(NoteCheckpoint(job=record.id, checkpoint=noted))
-    return True
+    elif saved in record.saving or (every and saved and saved % every == 0):
+        pending = dict(sorted({**record.after, saved: after}.items())[-MAX_PENDING:])
+        draft.set(after=pending)
 
 
 def void_where_canary_failed(draft: Draft, generation: Generation) -> bool:

@@ -59,7 +59,7 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
             return _retry(record, record.generation)
         case Starting(forming=forming):
             if forming.formed:
-                return {f"form:{forming.generation}": FORM_S}
+                return {f"form:{forming.generation}": _form_s(record)}
             return {f"open:{forming.generation}": OPEN_S}
         case Running(generation=generation, plan=plan):
             found = _retry(record, generation)
@@ -84,7 +84,7 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
                 else:
                     found.update(_isolated(record, closing.generation))
             elif next_one and next_one.formed:
-                found[f"form:{next_one.generation}"] = FORM_S
+                found[f"form:{next_one.generation}"] = _form_s(record)
             elif next_one:
                 if silent := silent_seats(record):
                     found[f"silent:{next_one.generation}:{'+'.join(sorted(silent))}"] = SILENT_SEAT_S
@@ -97,6 +97,11 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
             return {"stop": STOP_S}
         case _:
             return {}
+
+
+def _form_s(record: JobRecord) -> float:
+    """What a job gives its ranks before they count as hung, it gives them while they are built, too."""
+    return FORM_S + record.spec.recovery.hang_s
 
 
 def silent_seats(record: JobRecord) -> frozenset[NodeId]:

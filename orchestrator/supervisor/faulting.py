@@ -1,12 +1,11 @@
-"""Faults on purpose: who is hit, what is refused, and what became of each.
+"""Faults on purpose: asked for, carried out or refused, and what became of each.
 
-It owns the selectors, the limit of what mirrors cover, and the verdicts. It refuses to know how a fault is carried out
-(requests to hosts and loose effects say what) and takes no part in recovering: it reads the incidents others write.
+It owns their record and the verdicts. It refuses to know whom they hit (aiming.py) and how they are carried out (requests
+to hosts and loose effects say what), and takes no part in recovering: it reads the incidents others write.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,14 +20,12 @@ from orchestrator.domain.faults import (
     Injected,
     Verdict,
 )
-from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import Cause, Fault, Reforming, Running, Starting, Stopping, Succeeded
-from orchestrator.domain.layout import layout, transfers
-from orchestrator.domain.plan import Plan, Seat
+from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.job import Cause, Fault, Running, Stopping, Succeeded
 from orchestrator.domain.protocol import FaultCarriedOut, InjectFault
 
+from .aiming import DESTRUCTIVE, PASSING, matching, objection, still_open, victims
 from .draft import Draft
-from .forming import at_work
 
 MAX_INJECTED = 100
 """Kept in a record; older ones stay in the history stream."""
@@ -36,24 +33,6 @@ QUIET_STEPS = 10
 """Committed after a fault without an incident: it did no harm, or nobody noticed."""
 QUIET_S = 3.0
 
-DESTRUCTIVE = frozenset(
-    {
-        FaultKind.KILL,
-        FaultKind.STOP,
-        FaultKind.EXIT,
-        FaultKind.RAISE,
-        FaultKind.GIL_HANG,
-        FaultKind.CUT_LINK,
-        FaultKind.NODE_KILL,
-        FaultKind.HOST_KILL,
-        FaultKind.ZYGOTE_KILL,
-    }
-)
-"""May cost what their victims hold in memory."""
-COSTLY = DESTRUCTIVE | {FaultKind.BIT_FLIP}
-"""Leave nothing behind that others may be rebuilt from. A flip that is copied before it is found is never found."""
-PASSING = frozenset({FaultKind.STOP, FaultKind.GIL_HANG, FaultKind.CUT_LINK})
-"""Over by themselves after a while, and then no danger any more."""
 NOTICEABLE = DESTRUCTIVE - PASSING | {FaultKind.NAN, FaultKind.BIT_FLIP}
 """Have to be noticed; others may pass before anybody minds."""
 
@@ -73,8 +52,8 @@ def inject(drafts: Sequence[Draft], asked: FaultRequested) -> tuple[Loose, ...]:
     if asked.job is None:
         if asked.fault is not FaultKind.NODE_KILL or asked.node is None:
             return ()  # the API refuses it in words: a rank is always some job's
-        drafts = [draft for draft in drafts if _matching(draft, asked)]
-    why = next((why for draft in drafts if (why := _objection(draft, asked))), "")
+        drafts = [draft for draft in drafts if matching(draft, asked)]
+    why = next((why for draft in drafts if (why := objection(draft, asked))), "")
     for draft in drafts:
         named = _named(draft, asked)
         if why:
@@ -87,7 +66,7 @@ def inject(drafts: Sequence[Draft], asked: FaultRequested) -> tuple[Loose, ...]:
 
 
 def _send(draft: Draft, asked: FaultRequested) -> None:
-    device, devices = _victims(draft, asked)
+    device, devices = victims(draft, asked)
     if asked.fault in ON_RANKS:
         _begin(draft, asked, devices, None)
         draft.call(device.node, InjectFault(fault=asked, device=device))
@@ -98,26 +77,6 @@ def _send(draft: Draft, asked: FaultRequested) -> None:
         said = f"the host on {device.node} is killed" if asked.fault is FaultKind.HOST_KILL else ""
         _begin(draft, asked, devices, device.node, carried_out=said)
         draft.call(device.node, InjectFault(fault=asked))
-
-
-def _objection(draft: Draft, asked: FaultRequested) -> str:
-    """Why it may not be done to this job; empty where it may."""
-    if not _matching(draft, asked):
-        return _nobody(draft, asked)
-    _, devices = _victims(draft, asked)
-    open_ones = [one.asked.fault for one in _open(draft) if _is_at_risk(draft, one)]
-    is_flip = asked.fault is FaultKind.BIT_FLIP
-    if asked.fault in COSTLY and not asked.beyond_mirrors and (FaultKind.BIT_FLIP in open_ones or (is_flip and open_ones)):
-        return (
-            "a flipped bit leaves one good copy of what it is in; wait until what was asked for before has its verdict, "
-            "or ask beyond mirrors"
-        )
-    if asked.fault in COSTLY and not asked.beyond_mirrors and (lost := _last_copies(draft, devices)):
-        return (
-            f"with what is failing already it would destroy the only copies of {lost:,} elements of step "
-            f"{draft.record.committed}; wait until mirrors are whole again, or ask beyond mirrors"
-        )
-    return ""
 
 
 def _named(draft: Draft, asked: FaultRequested) -> FaultRequested:
@@ -144,7 +103,7 @@ def fault_carried_out(draft: Draft, said: FaultCarriedOut) -> None:
 def fault_seen(draft: Draft, fault: Fault, devices: Iterable[Device]) -> None:
     """Somebody was found dead: that is what explains open faults on them; what they had yet to do they never will."""
     hit = frozenset(devices)
-    concerned = [one for one in _open(draft) if hit & set(one.devices)]
+    concerned = [one for one in still_open(draft) if hit & set(one.devices)]
     # A slow link or a stop that passed does not end a process where something else was told to.
     killers = [one for one in concerned if one.asked.fault in NOTICEABLE and one.carried_out_at is not None]
     for one in concerned:
@@ -163,7 +122,7 @@ def fault_seen(draft: Draft, fault: Fault, devices: Iterable[Device]) -> None:
 def judge_faults(draft: Draft) -> None:
     """Once per kernel step: whatever can be said by now about the faults still open."""
     state = draft.state
-    for one in _open(draft):
+    for one in still_open(draft):
         if isinstance(state, Stopping) or draft.is_over:
             _judge_at_the_end(draft, one)
             continue
@@ -191,7 +150,7 @@ def _look_for_incident(draft: Draft, one: Injected) -> None:
     incident = draft.incident
     assert one.carried_out_at is not None
     is_new = incident is not None and incident.number > one.after
-    others = [other for other in _open(draft) if incident is not None and other.incident == incident.number]
+    others = [other for other in still_open(draft) if incident is not None and other.incident == incident.number]
     if one.asked.fault not in NOTICEABLE and any(other.asked.fault in NOTICEABLE for other in others):
         is_new = False  # it has its explanation
     if is_new and incident is not None and incident.pause_s is None and _shows(one, incident.fault):
@@ -296,91 +255,3 @@ def _update(draft: Draft, one: Injected, **changes: Any) -> None:
 
 def _replace(draft: Draft, one: Injected, by: Injected) -> None:
     draft.set(injected=tuple(by if other.id == one.id else other for other in draft.record.injected))
-
-
-def _open(draft: Draft) -> tuple[Injected, ...]:
-    return tuple(one for one in draft.record.injected if one.verdict is Verdict.OPEN)
-
-
-# --- who -----------------------------------------------------------------------------------------------------------------
-
-
-def _matching(draft: Draft, asked: FaultRequested) -> list[Seat]:
-    at_it = at_work(draft)
-    if at_it is None:
-        return []
-    wanted = {
-        "rank": asked.rank, "device": asked.device, "pipeline": asked.pipeline, "stage": asked.stage, "tp": asked.tp
-    }  # fmt: skip
-    return [
-        seat
-        for seat in at_it[1].seats
-        if all(value is None or getattr(seat, name) == value for name, value in wanted.items())
-        and asked.node in (None, seat.device.node)
-    ]
-
-
-def _nobody(draft: Draft, asked: FaultRequested) -> str:
-    at_it = at_work(draft)
-    if at_it is None:
-        return "the job has no ranks at the moment; wait until it runs"
-    return f"no rank of generation {at_it[0]} is meant by that; it has ranks 0..{at_it[1].world_size - 1}, see its plan"
-
-
-def _victims(draft: Draft, asked: FaultRequested) -> tuple[Device, tuple[Device, ...]]:
-    """The one the seed picks, and everybody who goes down with it."""
-    at_it = at_work(draft)
-    assert at_it is not None
-    seat = _pick(asked.seed, sorted(_matching(draft, asked), key=lambda seat: seat.rank))
-    if asked.fault in ON_RANKS:
-        return seat.device, (seat.device,)
-    return seat.device, tuple(device for device in at_it[1].devices if device.node == seat.device.node)
-
-
-def _pick(seed: int, seats: list[Seat]) -> Seat:
-    """The same seats and the same seed give the same one, in any process."""
-    drawn = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "big")
-    return seats[drawn % len(seats)]
-
-
-def _last_copies(draft: Draft, victims: tuple[Device, ...]) -> int:
-    """Elements that nobody would hold any more if `victims` and everybody else under attack lost their memory at once."""
-    record, state = draft.record, draft.state
-    if record.profile is None or isinstance(state, Starting):
-        return 0  # nothing that the seed does not give again
-    failing = {device for one in _open(draft) if _is_at_risk(draft, one) for device in one.devices} | set(victims)
-    if isinstance(state, Reforming):
-        failing |= state.lost
-    mirrors = record.spec.recovery.mirrors
-    holders = _holders(draft)
-    layouts = {g: layout(plan, record.profile, mirrors=mirrors) for g, plan in {g: plan for _, g, plan in holders}.items()}
-    sources = {device: layouts[g].held(device) for device, g, _ in holders if device not in failing}
-    if not layouts:
-        return 0
-    found = transfers(sources, layouts[max(layouts)])
-    return sum(len(interval) for interval in found.missing)
-
-
-def _is_at_risk(draft: Draft, one: Injected) -> bool:
-    """Whether its victims may still lose their memory because of it."""
-    if one.asked.fault not in COSTLY:
-        return False
-    if one.asked.fault not in PASSING or one.carried_out_at is None or one.incident is not None:
-        return True
-    # The step under way may have had its vote already; the one after it has it too, so all have voted since.
-    return draft.record.committed < one.step + 2
-
-
-def _holders(draft: Draft) -> list[tuple[Device, Generation, Plan]]:
-    """Whose memory counts: the running generation's, or that of the one being closed."""
-    record, state = draft.record, draft.state
-    if isinstance(state, Reforming):
-        generation, settlement = state.closing.generation, state.closing.settlement
-        if settlement is not None:
-            return [(d, g, record.plans[g]) for d, g in settlement.holders if g in record.plans]
-        plan = record.plans.get(generation)
-        return [(device, generation, plan) for device in plan.devices] if plan else []
-    if isinstance(state, Running):
-        return [(device, state.generation, state.plan) for device in state.plan.devices]
-    assert isinstance(state, Starting)
-    return []

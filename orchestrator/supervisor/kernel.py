@@ -17,6 +17,7 @@ from orchestrator.domain.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointFailed,
+    CheckpointsPruned,
     DeadlinePassed,
     EffectDone,
     HistoryEntry,
@@ -52,7 +53,7 @@ from orchestrator.domain.quarantine import Quarantine
 from .draft import Draft
 from .faulting import inject, judge_faults
 from .hearing import contact_restored, deadline_passed, host_said, host_unheard
-from .keeping import checkpoint_committed, checkpoint_failed, commit_ready_checkpoints
+from .keeping import checkpoint_committed, checkpoint_failed, checkpoints_pruned, commit_ready_checkpoints
 from .sparing import want_spares
 from .stopping import host_closed, stop
 from .testing import attend
@@ -178,6 +179,8 @@ class _Cycle:
                 checkpoint_committed(draft, checkpoint)
             case CheckpointFailed(step=at_step, message=message):
                 checkpoint_failed(draft, at_step, message)
+            case CheckpointsPruned():
+                checkpoints_pruned(draft, one)
             case HostSaid():
                 host_said(draft, one)
             case HostHeard(node=node):

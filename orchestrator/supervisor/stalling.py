@@ -42,6 +42,8 @@ from .reforming import begin_reform
 from .stopping import stop
 
 MAX_LOST_LINKS = 32
+FORGOTTEN_S = 3600.0
+"""A link that is lost after so long without any such trouble is lost for the first time."""
 SILENT_STILL_S = 1.5
 """After a cut of a second the kernel's next attempt to send has brought the links back by then."""
 SILENT_STEPS = 2.0
@@ -185,8 +187,9 @@ def _act(draft: Draft, found: LinksLost | Circle | Standstill) -> None:
 
 def _renew_links(draft: Draft, found: LinksLost, pairs: tuple[tuple[Device, Device], ...]) -> None:
     """The same members form anew, with fresh connections. Where a pair fails again one end of it is given up."""
-    before = draft.record.lost_links
-    draft.set(lost_links=(*before, *pairs)[-MAX_LOST_LINKS:])
+    is_recent = draft.now - draft.record.links_lost_at < FORGOTTEN_S
+    before = draft.record.lost_links if is_recent else ()
+    draft.set(lost_links=(*before, *pairs)[-MAX_LOST_LINKS:], links_lost_at=draft.now)
     again = [pair for pair in pairs if pair in before]
     if not again:
         begin_reform(draft, _fault(draft, Cause.LINK_LOST, found, tuple(sorted({d for pair in pairs for d in pair}))))

@@ -13,6 +13,7 @@ from orchestrator.domain.job import Running
 from orchestrator.domain.spec import ParallelSpec
 from orchestrator.sim.host import SimHost
 from orchestrator.sim.scenario import scenario
+from orchestrator.sim.supervisor import SimSupervisor
 from orchestrator.sim.world import World
 
 SEEDS = range(2)
@@ -33,7 +34,7 @@ def four_machines_of_which_two_come_back(seed: int) -> tuple[World, float]:
         checkpoint=replace(job.checkpoint, every=0),
         recovery=replace(job.recovery, spares=0, compare_every=0),
     )
-    world = World(replace(drawn, nodes=(2,) * 4, racks=0, jobs=(job,), broken={}))
+    world = World(replace(drawn, nodes=(2,) * 4, racks=0, jobs=(job,), broken={}), SimSupervisor)
     at = 7.0
     for number in (0, 1):
         world.clock.after(at, lambda number=number: world.kill_node(NodeId(f"n{number}")))  # type: ignore[misc]

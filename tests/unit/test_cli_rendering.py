@@ -74,6 +74,12 @@ def test_a_page_shows_state_plan_and_recovery() -> None:
     assert "no committed step lost" in page
 
 
+def test_false_alarms_are_said_where_there_were_any() -> None:
+    assert "false alarms" not in shown(render.job_page(a_job()))
+    job = a_job(false_alarms=3)
+    assert job.false_alarms == 3 and "3, suspected hangs that were none" in shown(render.job_page(job))
+
+
 def test_steps_that_were_rolled_back_are_said() -> None:
     assert "7 committed steps run again" in shown(render.incident_table(an_incident_view(rolled_back=7)))
 

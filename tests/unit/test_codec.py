@@ -66,6 +66,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "savings-1": (HostEvent, samples.SAVINGS),
     "saved-effects-1": (Effect, believed.EFFECTS),
     "saved-records-1": (JobRecord, (believed.RECORD,)),
+    "saved-inputs-1": (Input, believed.INPUTS),
     "saved-reports-1": (RankReport, believed.REPORTS),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
@@ -90,7 +91,7 @@ def test_golden_values_decode_equal_and_are_encoded_as_they_were(name: str) -> N
 def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
-    later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS)
+    later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS, *believed.INPUTS)
     assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 
 

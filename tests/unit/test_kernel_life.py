@@ -303,6 +303,14 @@ def test_probing_and_starting_have_deadlines() -> None:
     assert isinstance(bench.state, Reforming), "one host was quick: it is the others"
 
 
+def test_a_job_whose_ranks_may_be_still_for_long_gives_them_as_long_to_become_ready() -> None:
+    spec = a_spec(tp=2, pp=2, dp=2)
+    for hang_s in (0.0, 500.0):
+        bench = Bench(spec=replace(spec, recovery=replace(spec.recovery, hang_s=hang_s)))
+        bench.submitted().probed().planned().opened().prepared()
+        assert deadlines(bench.record) == {"form:1": 60.0 + hang_s}
+
+
 def test_a_deadline_of_an_earlier_state_is_late_and_changes_nothing() -> None:
     bench = Bench().running()
     before = bench.record

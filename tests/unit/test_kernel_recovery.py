@@ -1,19 +1,18 @@
-"""Ranks, nodes and links that fail, in every order and twice: what is closed, settled, planned, restored and told."""
+"""Ranks and nodes that fail, in every order and twice: what is closed, settled, planned, restored and told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from orchestrator.domain.cluster import NodeStatus
-from orchestrator.domain.effects import CallHost, ChoosePlan
-from orchestrator.domain.events import DeadlinePassed, HostClosed, PlanChosen
+from orchestrator.domain.effects import ChoosePlan
+from orchestrator.domain.events import DeadlinePassed, HostClosed
 from orchestrator.domain.generation import RankReport
-from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import Cause, Reforming, Running, Stopping
-from orchestrator.domain.layout import layout, partners
+from orchestrator.domain.ids import Device
+from orchestrator.domain.job import Cause, Running, Stopping
+from orchestrator.domain.layout import partners
 from orchestrator.domain.protocol import (
     CloseGeneration,
     CloseHost,
@@ -22,41 +21,13 @@ from orchestrator.domain.protocol import (
     FromMemory,
     FromSeed,
     HostFailed,
-    HostOpened,
-    KillRank,
     OpenHost,
-    PrepareSeats,
-    RankExited,
-    StopAfter,
 )
-from orchestrator.domain.status import contact_of
-from orchestrator.planner.choose import choose
 from orchestrator.supervisor.deadlines import deadlines
-from tests.builders import JOB, Bench, a_device, a_profile, a_report, a_spec, an_answer
+from tests.builders import JOB, Bench, a_device, a_report, a_spec, an_answer
+from tests.recovering import N0, N1, N2, N3, holding, reforming, restoring, trained, waiting_to_apply
 
-Report = Callable[[Device], RankReport]
-N0, N1, N2, N3 = (NodeId(f"n{number}") for number in range(4))
-
-
-def trained(steps: int = 3, **degrees: int) -> Bench:
-    return Bench(spec=a_spec(**(degrees or {"tp": 2, "pp": 2, "dp": 2}))).running().passed(*range(1, steps + 1))
-
-
-def holding(step: int, generation: int = 1) -> Report:
-    """A report of who has applied `step` and voted for nothing since."""
-    return lambda device: a_report(device, generation=generation, voted=step, passed=step, held=step)
-
-
-def waiting_to_apply(step: int) -> Report:
-    return lambda device: a_report(device, voted=step, passed=step - 1, held=step - 1)
-
-
-def reforming(bench: Bench) -> Reforming:
-    assert isinstance(bench.state, Reforming)
-    return bench.state
-
-
-# --- one rank ------------------------------------------------------------------------------------------------------------
+# --- one rank ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_killed_rank_is_forked_again_in_the_same_plan_and_filled_from_memory() -> None:
@@ -142,7 +113,7 @@ def test_a_reporter_that_dies_afterwards_is_no_source() -> None:
         assert not {first, second} & {move.source for move in restore.moves}
 
 
-# --- whole nodes ---------------------------------------------------------------------------------------------------------
+# --- whole nodes -------------------------------------------------------------------------------------------------------
 
 
 def test_a_killed_node_means_fewer_pipelines_and_survivors_give_what_members_lack() -> None:
@@ -225,187 +196,7 @@ def test_a_checkpoint_committed_after_its_steps_were_rolled_back_is_where_the_ne
     assert bench.ready().passed(11).record.committed == 11
 
 
-# --- links ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_broken_connection_before_the_death_notice() -> None:
-    bench = trained()
-    reporter, victim = bench.device(2), bench.device(6)
-    bench.reports(a_report(reporter, voted=3, passed=3, held=3, lost_peer=6))
-    assert reforming(bench).fault.cause is Cause.LINK_LOST and reforming(bench).fault.devices == (victim,)
-    assert reporter not in reforming(bench).closing.awaited
-    bench.exited(victim)
-    assert reforming(bench).fault.cause is Cause.RANK_LOST, "now it is known why"
-    assert len(bench.record.incidents) == 1 and bench.record.incidents[0].fault.cause is Cause.RANK_LOST
-    bench.prepared().all_report(holding(3))
-    assert isinstance(bench.form().restore, FromMemory) and bench.record.generation == 2
-
-
-def test_a_broken_connection_after_the_death_notice() -> None:
-    bench = trained()
-    bench.exited(bench.device(6))
-    bench.reports(a_report(bench.device(2), voted=3, passed=3, held=3, lost_peer=6))
-    assert reforming(bench).fault.cause is Cause.RANK_LOST and bench.record.generation == 2
-
-
-def test_the_end_of_another_rank_does_not_explain_a_broken_connection() -> None:
-    bench = trained()
-    bench.reports(a_report(bench.device(2), voted=3, passed=3, held=3, lost_peer=6))
-    bench.exited(bench.device(1), report=a_report(bench.device(1), held=None))
-    assert reforming(bench).fault.cause is Cause.LINK_LOST
-
-
-def survivors_miss(bench: Bench, silent: NodeId, *, but: tuple[Device, ...] = ()) -> Bench:
-    """Every rank elsewhere reports that its connection to rank 7 broke."""
-    others = [d for d in bench.plan.devices if d.node != silent and d not in but]
-    return bench.reports(*(a_report(device, voted=3, passed=3, held=3, lost_peer=7) for device in others))
-
-
-def test_a_silent_host_whose_ranks_are_missed_is_given_up_once_all_others_have_reported() -> None:
-    bench = trained().host_silent(N3)
-    last = bench.device(2)
-    survivors_miss(bench, N3, but=(last,))
-    assert not bench.record.avoided, "what the last one holds decides whether that costs anything"
-    bench.reports(a_report(last, voted=3, passed=3, held=3))
-    assert bench.record.avoided == {N3} and reforming(bench).closing.settlement
-
-
-def test_a_host_that_goes_silent_after_its_ranks_were_missed_is_given_up() -> None:
-    bench = survivors_miss(trained(), N3)
-    assert not bench.record.avoided and reforming(bench).closing.settlement is None
-    assert bench.host_silent(N3).record.avoided == {N3}
-
-
-def test_a_silent_host_that_may_hold_the_only_copy_is_waited_for_although_its_ranks_are_missed() -> None:
-    """Giving it up would make training run committed steps again, and it may answer in a moment."""
-    bench = Bench(spec=a_spec(tp=2, pp=2, dp=2, mirrors=0)).running().passed(1, 2, 3).host_silent(N3)
-    survivors_miss(bench, N3)
-    assert not bench.record.avoided and reforming(bench).closing.settlement is None
-    bench.tell(DeadlinePassed(job=JOB, key="settle:1"))
-    assert reforming(bench).is_patient
-    bench.host_heard(N3).reports(
-        *(a_report(device, voted=3, passed=3, held=3) for device in bench.plan.devices if device.node == N3)
-    )
-    assert reforming(bench).closing.settlement and bench.record.committed == 3
-    assert isinstance(bench.prepared().form().restore, FromMemory)
-
-
-def test_a_seat_on_a_host_that_goes_silent_while_it_is_prepared_is_given_to_another() -> None:
-    bench = Bench(spec=a_spec(tp=2, pp=2)).running().passed(1, 2, 3)
-    victim = bench.device(7)
-    assert victim.node in bench.exited(victim).preparing()
-    bench.all_report(holding(3)).host_silent(victim.node)
-    (key,) = [key for key in deadlines(bench.record) if key.startswith("silent:")]
-    assert not bench.calls(FormGeneration)
-    bench.tell(DeadlinePassed(job=JOB, key=key))
-    assert bench.record.avoided == {victim.node}
-    bench.planned().prepared()
-    assert victim.node not in bench.form().plan.nodes and isinstance(bench.form().restore, FromMemory)
-
-
-# --- unreachable is not failed -------------------------------------------------------------------------------------------
-
-
-def test_silence_without_evidence_changes_nothing_that_runs() -> None:
-    bench = trained()
-    before = bench.state
-    for node in (N0, N1, N2, N3):
-        bench.host_silent(node).host_silent(node)
-    assert bench.state == before and not any(isinstance(e, CallHost) for e in bench.last.effects.values())
-    assert bench.record.unreachable == {N0, N1, N2, N3} and bench.said_to_people().count("contact_lost") == 4
-    bench.passed(4)
-    assert (
-        bench.record.committed == 4 and N0 not in bench.record.unreachable and "contact_restored" in bench.said_to_people()
-    )
-
-
-def test_when_nobody_can_be_reached_only_max_isolation_ends_the_wait() -> None:
-    bench = trained()
-    for node in (N0, N1, N2, N3):
-        bench.host_silent(node)
-    assert deadlines(bench.record) == {"isolated:1": 660.0}
-    bench.tell(DeadlinePassed(job=JOB, key="isolated:1"))
-    assert reforming(bench).closing.settlement and bench.record.avoided == {N0, N1, N2, N3}
-
-
-def wearing(stuck: dict[Device, int]) -> Report:
-    return lambda device: replace(a_report(device, voted=3, passed=3, held=3), stuck=stuck.get(device, 0))
-
-
-def test_a_process_with_many_stuck_threads_is_replaced_where_others_hold_its_state() -> None:
-    bench = trained()
-    victim, mirror_of = bench.device(0), partners(bench.plan)
-    worn, few = [d for d in bench.plan.devices[1:] if victim != mirror_of[d] and d != mirror_of[victim]][:2]
-    bench.exited(victim).prepared().all_report(wearing({worn: 3, few: 2}))
-    assert bench.calls(KillRank) == [(worn.node, KillRank(device=worn))] and not bench.calls(FormGeneration)
-    bench.exited(worn, report=a_report(worn, generation=2, held=None))
-    assert bench.preparing() == {worn.node}
-    bench.prepared(worn.node)
-    form = bench.form()
-    assert isinstance(form.restore, FromMemory) and form.committed == 3
-    assert not {victim, worn} & {move.source for move in form.restore.moves}
-    assert isinstance(bench.ready().passed(4).state, Running) and bench.record.generation == 2
-
-
-def test_a_process_that_holds_the_only_copy_of_something_is_kept_however_worn_it_is() -> None:
-    bench = trained()
-    partner = partners(bench.plan)[bench.device(0)]
-    bench.exited(bench.device(0)).prepared().all_report(wearing({partner: 9}))
-    assert not bench.calls(KillRank) and isinstance(bench.form().restore, FromMemory)
-
-
-def test_a_resize_is_not_settled_before_a_rank_has_left() -> None:
-    bench = trained(tp=2, pp=2)
-    grown = grow(bench)
-    (key,) = deadlines(grown.record)
-    assert key.startswith("join_stop:"), "they are to stop by themselves, between two steps"
-    grown.tell(DeadlinePassed(job=JOB, key=key))
-    assert reforming(grown).fault.cause is Cause.GROW
-    assert list(deadlines(grown.record)) == ["isolated:2"], "no rank is known to have left, so steps may still pass"
-    grown.tell(DeadlinePassed(job=JOB, key="settle:2"))
-    assert reforming(grown).closing.settlement is None
-    newcomers = reforming(grown).closing.awaited - set(grown.record.plans[Generation(2)].devices)
-    grown.reports(*(a_report(device, generation=2, held=None) for device in newcomers))
-    assert newcomers and list(deadlines(grown.record)) == ["isolated:2"], "who has no vote in it proves nothing"
-    grown.reports(a_report(grown.device(0), generation=2, voted=4, passed=4, held=4))
-    assert "settle:2" in deadlines(grown.record)
-
-
-def test_who_does_not_report_in_time_is_given_up_closed_and_not_planned_with() -> None:
-    bench = trained()
-    bench.exited(bench.device(0))
-    silent = [device for device in bench.plan.devices if device.node == N1]
-    bench.reports(*(holding(3)(d) for d in sorted(reforming(bench).closing.awaited) if d not in silent))
-    bench.tell(DeadlinePassed(job=JOB, key="settle:1"))
-    assert reforming(bench).closing.settlement is not None
-    assert bench.calls(CloseHost) == [(N1, CloseHost())] and bench.record.avoided == {N1}
-    assert {device.node for device, _ in bench.asked().devices} == {N0, N2, N3}
-    bench.said(N1, HostOpened(seconds=1.0))
-    assert N1 not in bench.record.warm, "it was given up: what it says counts no more"
-    bench.tell(HostClosed(job=JOB, node=N1))
-    assert not bench.record.avoided and N1 not in bench.record.hosts, "closed: another host may be opened there"
-
-
-def test_silent_hosts_that_may_hold_the_only_copy_are_waited_for_longer() -> None:
-    bench = trained()
-    bench.exited(bench.device(0))
-    silent = {N2, N3}
-    bench.reports(*(holding(3)(d) for d in sorted(reforming(bench).closing.awaited) if d.node not in silent))
-    bench.tell(DeadlinePassed(job=JOB, key="settle:1"))
-    assert reforming(bench).closing.settlement is None and list(deadlines(bench.record)) == ["patience:1"]
-    bench.all_report(holding(3)).prepared()
-    assert isinstance(bench.form().restore, FromMemory)
-
-
-def test_patience_ends() -> None:
-    bench = trained()
-    bench.exited(bench.device(0))
-    bench.reports(*(holding(3)(d) for d in sorted(reforming(bench).closing.awaited) if d.node in (N0, N1)))
-    bench.tell(DeadlinePassed(job=JOB, key="settle:1")).tell(DeadlinePassed(job=JOB, key="patience:1"))
-    assert reforming(bench).closing.settlement is not None
-
-
-# --- a second failure ----------------------------------------------------------------------------------------------------
+# --- a second failure --------------------------------------------------------------------------------------------------
 
 
 def test_a_node_lost_while_the_next_generation_is_prepared_replans_without_it() -> None:
@@ -417,13 +208,6 @@ def test_a_node_lost_while_the_next_generation_is_prepared_replans_without_it() 
     assert N2 not in bench.plan.nodes and bench.record.generation == 3
     bench.all_report(holding(3)).prepared().ready().passed(4)
     assert isinstance(bench.state, Running) and bench.record.committed == 4 and len(bench.record.incidents) == 1
-
-
-def restoring() -> Bench:
-    bench = trained()
-    bench.exited(bench.device(0)).prepared().all_report(holding(3))
-    assert bench.form().generation == 2
-    return bench
 
 
 def test_a_rank_lost_while_restoring_closes_that_generation_too() -> None:
@@ -466,184 +250,7 @@ def test_a_generation_that_does_not_become_ready_is_closed() -> None:
     assert "settle:2" not in deadlines(bench.record), "nobody of generation 2 is known to have left"
 
 
-# --- everything late or twice --------------------------------------------------------------------------------------------
-
-
-def test_news_told_twice_changes_nothing_the_second_time() -> None:
-    bench = trained()
-    victim = bench.device(0)
-    event = RankExited(device=victim, pid=bench.record.pids[victim], exit_code=-9, report=a_report(victim, held=None))
-    bench.said(N0, event)
-    first = bench.record
-    bench.said(N0, event)
-    assert bench.record == first and not bench.last.effects
-    reports = [holding(3)(device) for device in sorted(reforming(bench).closing.awaited)]
-    bench.reports(*reports, *reports)
-    settled = bench.record
-    bench.reports(*reports)
-    assert bench.record == settled
-    seats = bench.seats(bench.record.generation, [d for d in bench.plan.devices if d.node == N0])
-    bench.prepared()
-    formed = bench.record
-    bench.said(N0, seats)
-    assert bench.record == formed
-    bench.ready()
-    running = bench.record
-    bench.host_gone(NodeId("n9")).reports(*reports)
-    assert bench.record == running
-
-
-def test_seats_and_deaths_of_an_earlier_time_told_again_do_not_touch_living_ranks() -> None:
-    """A successor is sent everything its predecessor had not acknowledged, from the beginning."""
-    bench = trained()
-    victim = bench.device(0)
-    old_seats = bench.seats(bench.record.generation, [d for d in bench.plan.devices if d.node == N0])
-    death = RankExited(device=victim, pid=bench.record.pids[victim], exit_code=-9, report=a_report(victim, held=None))
-    bench.said(N0, death).prepared().all_report(holding(3)).ready()
-    assert isinstance(bench.state, Running)
-    before = bench.record
-    bench.said(N0, old_seats, death)
-    assert bench.record == before
-
-
-def test_a_host_that_says_twice_that_it_is_warm_is_asked_for_seats_once() -> None:
-    bench = Bench().submitted().probed().planned().opened(N0)
-    assert bench.preparing() == {N0}
-    bench.said(N0, HostOpened(seconds=1.0))
-    assert not bench.last.effects
-
-
-def test_reports_steps_and_shards_of_old_generations_are_ignored() -> None:
-    bench = restoring().ready()
-    before = bench.record
-    bench.reports(a_report(bench.device(1), generation=1, voted=9, passed=9, held=9, lost_peer=2))
-    bench.passed(4, generation=1)
-    assert bench.record == before
-
-
-def test_a_late_plan_for_growing_is_not_taken_for_the_recovery() -> None:
-    bench = trained(tp=2, pp=2)
-    bench.add_node(4).add_node(5)
-    growing = bench.asked()
-    bench.host_gone(N3)
-    assert bench.asked().generation == growing.generation + 1
-    before = bench.record
-    bench.tell(PlanChosen(job=JOB, generation=growing.generation, result=choose(growing)))
-    assert bench.record == before
-
-
-def test_effects_for_a_host_that_is_gone_are_not_outstanding_for_ever() -> None:
-    bench = trained().host_gone(N3)
-    assert not [e for e in bench.record.outbox.values() if isinstance(e, CallHost) and e.node == N3]
-
-
-# --- growing -------------------------------------------------------------------------------------------------------------
-
-
-def grow(bench: Bench) -> Bench:
-    """One pipeline more once two nodes have come."""
-    bench.host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared().ready()
-    assert bench.plan.dp == 1
-    bench.add_node(4).planned()
-    assert isinstance(bench.state, Running) and [node for node, _ in bench.calls(OpenHost)] == ["n4"]
-    bench.passed(4)
-    assert bench.record.committed == 4, "training goes on meanwhile"
-    return bench.said(NodeId("n4"), HostOpened(seconds=1.0)).copying().caught_up()
-
-
-def test_donors_that_have_given_are_asked_again_while_no_step_is_committed() -> None:
-    bench = trained(tp=2, pp=2).host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared()
-    donors = set(bench.form().donors)
-    bench.ready().add_node(4).planned().said(NodeId("n4"), HostOpened(seconds=1.0)).copying().caught_up()
-    (key,) = deadlines(bench.record)
-    bench.tell(DeadlinePassed(job=JOB, key=key))
-    assert reforming(bench).closing.awaited >= donors, "nobody has a newer state than they"
-    used = donors & set(bench.plan.devices)
-    assert used, "their devices are used again"
-    bench.all_report(lambda device: holding(3, 1 if device in donors else 2)(device)).prepared()
-    restore = bench.form().restore
-    assert isinstance(restore, FromMemory)
-    held = layout(bench.record.plans[Generation(1)], a_profile(), mirrors=1)
-    for device in used:
-        moved = [move.interval for move in restore.moves if move.target == device]
-        assert not any(have.intersect(one) for have in held.held(device) for one in moved), "what it holds is not sent"
-
-
-def test_a_new_node_is_warmed_and_filled_first_and_then_the_generation_changes() -> None:
-    bench = grow(trained(tp=2, pp=2))
-    assert {node for node, _ in bench.calls(StopAfter)} == set(bench.plan.nodes)
-    bench.reports(replace(holding(4, 2)(bench.device(0)), stopped=True))
-    assert reforming(bench).fault.cause is Cause.GROW and bench.plan.dp == 2
-    assert {node for node, _ in bench.calls(PrepareSeats)} == set(bench.plan.nodes)
-    bench.all_report(holding(4, reforming(bench).closing.generation)).prepared().ready().passed(5)
-    assert isinstance(bench.state, Running) and bench.record.committed == 5
-    assert bench.record.incidents[-1].rolled_back == 0
-
-
-def test_what_trains_is_not_closed_for_a_larger_plan_while_a_host_is_silent() -> None:
-    bench = trained(tp=2, pp=2)
-    bench.host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared().ready()
-    bench.add_node(4).planned().host_silent(bench.plan.nodes[0]).said(NodeId("n4"), HostOpened(seconds=1.0))
-    assert isinstance(bench.state, Running) and bench.record.target is not None
-    assert bench.record.join is None
-    bench.passed(4)
-    assert bench.record.join is not None, "it answers again"
-    (silent, *_), newcomer = bench.plan.nodes, bench.newcomers[0]
-    bench.copying().host_silent(silent).caught_up()
-    assert not bench.record.join.stopping and newcomer in bench.record.join.done
-    bench.passed(5, node=silent)
-    assert bench.record.join.stopping and isinstance(bench.state, Running)
-
-
-def test_a_warm_host_that_was_silent_for_a_moment_and_has_nothing_to_tell_is_used() -> None:
-    bench = trained(tp=2, pp=2)
-    bench.host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared().ready()
-    bench.add_node(4).planned().host_silent(NodeId("n4")).host_heard(NodeId("n4"))
-    assert not bench.record.unreachable, "an empty answer is an answer"
-    bench.host_silent(N0).said(NodeId("n4"), HostOpened(seconds=1.0))
-    assert isinstance(bench.state, Running) and contact_of(bench.record) != ""
-    assert bench.record.join is None
-    bench.host_heard(N0)
-    assert bench.record.join is not None and NodeId("n4") in bench.record.join.plan.nodes
-
-
-def test_silent_nodes_are_left_alone_where_they_train_and_not_planned_with() -> None:
-    bench = trained(tp=2, pp=2).silence_node(N3)
-    assert isinstance(bench.state, Running) and not bench.record.planning
-    bench.exited(a_device(0)).planned()
-    assert N3 not in bench.plan.nodes
-
-
-def test_a_larger_plan_waits_for_a_silent_node_and_is_not_forgotten() -> None:
-    bench = trained(tp=2, pp=2)
-    bench.host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared().ready()
-    bench.add_node(4).planned().silence_node(N0).said(NodeId("n4"), HostOpened(seconds=1.0))
-    assert isinstance(bench.state, Running) and bench.record.target is not None
-    assert bench.record.join is None
-    bench.silence_node(N0, speaks=True)
-    assert bench.record.join is not None and NodeId("n4") in bench.record.join.plan.nodes
-
-
-def test_a_node_that_comes_while_another_is_silent_is_used_once_that_speaks() -> None:
-    bench = trained(tp=2, pp=2)
-    bench.host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared().ready()
-    bench.silence_node(N0).add_node(4)
-    assert not bench.record.planning, "a plan without what trains there would be no larger"
-    bench.silence_node(N0, speaks=True).planned()
-    assert bench.record.target is not None and NodeId("n4") in bench.record.target.nodes
-
-
-def test_hosts_that_do_not_warm_up_are_given_up_and_training_goes_on() -> None:
-    bench = trained(tp=2, pp=2)
-    bench.host_gone(N3).lose_node(N3).planned().all_report(holding(3)).prepared().ready()
-    bench.add_node(4).planned()
-    bench.tell(DeadlinePassed(job=JOB, key=f"grow:{bench.record.generation}"))
-    assert isinstance(bench.state, Running) and bench.record.target is None and bench.record.avoided == {"n4"}
-    bench.planned()
-    assert bench.record.target is None and "n4" not in {device.node for device, _ in bench.asked().devices}
-
-
-# --- hosts that fail -----------------------------------------------------------------------------------------------------
+# --- hosts that fail ---------------------------------------------------------------------------------------------------
 
 
 def test_a_host_whose_zygote_ended_is_closed_and_replaced() -> None:
@@ -700,7 +307,7 @@ def test_the_lost_node_is_a_device_of_nobody() -> None:
     assert a_device(3) not in bench.record.pids and a_device(3) not in bench.record.listeners
 
 
-# --- exact jobs ----------------------------------------------------------------------------------------------------------
+# --- exact jobs --------------------------------------------------------------------------------------------------------
 
 
 def test_a_generation_that_ends_before_it_committed_passes_the_checkpoints_answer_on() -> None:

@@ -20,7 +20,7 @@ from orchestrator.domain.protocol import (
 )
 from orchestrator.domain.sight import Phase, RankSight, Traffic
 from orchestrator.supervisor.deadlines import BAR_S, LOOK_S, MAX_BAR_S, deadlines
-from orchestrator.supervisor.stalling import LOOK_AGAIN_S, SILENT_STEPS, SILENT_STILL_S
+from orchestrator.supervisor.stalling import FORGOTTEN_S, LOOK_AGAIN_S, SILENT_STEPS, SILENT_STILL_S
 from tests.builders import JOB, Bench, a_report, a_spec
 
 N0, N1, N2, N3 = (NodeId(f"n{number}") for number in range(4))
@@ -314,6 +314,20 @@ def test_the_same_link_a_second_time_costs_the_node_that_is_in_more_of_them() ->
             assert not bench.calls(CloseHost)
             bench.recovered()
     assert {node for node, _ in bench.calls(CloseHost)} == {worst}
+
+
+def test_a_link_that_was_good_for_an_hour_is_lost_for_the_first_time_again() -> None:
+    bench = trained()
+    for between_s in (FORGOTTEN_S, FORGOTTEN_S, 0.9 * FORGOTTEN_S):
+        assert not bench.calls(CloseHost)
+        seen = lost_link(bench, 0, 5)
+        answer(answer(stalled(bench, N0, seen), seen), seen)
+        assert isinstance(bench.state, Reforming) and len(bench.record.lost_links) == 1
+        bench.recovered()
+        bench.now += between_s
+    seen = lost_link(bench, 0, 5)
+    answer(answer(stalled(bench, N0, seen), seen), seen)
+    assert len(bench.calls(CloseHost)) == 1 and len(bench.record.lost_links) == 2
 
 
 def one_end_given_up(bench: Bench) -> NodeId:

@@ -155,6 +155,22 @@ def test_a_slow_first_step_save_or_restore_is_no_hang_and_a_very_slow_one_is(
     assert scene.told and scene.opinion.is_guilty
 
 
+def test_a_job_may_set_a_floor_of_its_own_which_stopped_processes_have_no_part_in() -> None:
+    scene = Scene()
+    scene.watch = Watch(Generation(3), scene.now, tells_waits=True, hang_s=30.0)
+    limits = scene.watch.limits(Kind.STEP)
+    assert (limits.wait_s, limits.asleep_s, limits.burning_s) == (FLOORS[Kind.STEP].wait_s, 30.0, 30.0)
+    assert scene.watch.limits(Kind.FIRST).burning_s == FLOORS[Kind.FIRST].burning_s, "it shortens nothing"
+    scene.see(29.0)
+    assert not scene.told
+    scene.see(2.0)
+    assert len(scene.told) == 1 and scene.opinion.is_guilty
+    scene.move()
+    scene.process = replace(AT_REST, is_stopped=True)
+    scene.see(0.7)
+    assert len(scene.told) == 2
+
+
 def test_an_evaluation_that_computes_for_long_is_no_hang_and_an_endless_loop_is() -> None:
     scene = Scene()
     scene.steps(0.2)

@@ -96,6 +96,14 @@ class Group:
         else:
             pg.alltoall(list(outputs), list(inputs), dist.AllToAllOptions()).wait()
 
+    def meet(self, device: torch.device) -> None:
+        """Every member calls this before point-to-point of a few; most backends need nothing of the kind."""
+
+    def trade(self, member: int, give: torch.Tensor | None, room: torch.Tensor | None) -> list[dist.Work]:
+        """Send to a member and receive from it at once, in whatever order it does; done when all of these are."""
+        sent = [] if give is None else [self.isend(give, member)]
+        return sent if room is None else [*sent, self.irecv(room, member)]
+
     def isend(self, tensor: torch.Tensor, member: int, tag: int = 0) -> dist.Work:
         pg = self.live
         assert pg is not None

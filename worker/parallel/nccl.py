@@ -43,6 +43,19 @@ class NcclGroup(Group):
         check(self.links)
         return self.pg
 
+    def meet(self, device: torch.device) -> None:
+        """A batch that only some members take part in is allowed on a communicator that all have entered once."""
+        self.all_reduce(torch.zeros(1, device=device))
+
+    def trade(self, member: int, give: torch.Tensor | None, room: torch.Tensor | None) -> list[dist.Work]:
+        pg: Any = self.live
+        if give is None or room is None:
+            return Group.trade(self, member, give, room)
+        pg._start_coalescing(room.device)  # one launch: neither waits for the other's receive
+        pg.send([give], member, 0)
+        pg.recv([room], member, 0)
+        return [pg._end_coalescing(room.device)]
+
 
 class NcclCarrier:
     """rank 0 must be linked with everybody: it names the communicator of the whole generation."""

@@ -1,7 +1,8 @@
 """torch.distributed's process-wide registry, re-formed for every generation without talking to anybody.
 
-torch's pipelining asks the registry which global rank a group's member has. The groups themselves are made and connected
-before; they enter through our registered backend with a local store, so this takes milliseconds and no peer.
+For programs that use torch's own collectives or pipelining, which ask it for a group's members. The groups themselves are
+made and connected before; they enter through our registered backend with a local store, so this takes milliseconds and no
+peer.
 """
 
 from __future__ import annotations
