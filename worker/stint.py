@@ -55,7 +55,7 @@ class Stint:
             self._compare(step)
             self._save(session, num_full=int(self._has_no_room(step)))
 
-    def step(self, session: Session, step: Step, stop: bool) -> Answer:
+    def step(self, session: Session, step: Step, stop: bool, save: bool = False) -> Answer:
         """The step after what is held; see Trainer.step."""
         data, held, gradients, kept = self.data, self.held, self.gradients, self.kept
         generation, progress = session.generation, self.progress
@@ -74,9 +74,9 @@ class Stint:
             faultpoint("before_vote")
             ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
             self._vote_for(step)
-            words = ballot.new_tensor([float(stop), float(self._has_no_room(step))])
+            words = ballot.new_tensor([float(stop), float(save), float(self._has_no_room(step))])
             total = session.vote(torch.cat([words, self.copies.ballot(held), ballot]), gradients.num_maxima)
-            sums, found = total[2 : 2 + Copies.NUM_ENTRIES], total[2 + Copies.NUM_ENTRIES :]
+            sums, found = total[3 : 3 + Copies.NUM_ENTRIES], total[3 + Copies.NUM_ENTRIES :]
             try:
                 if self.copies.agree(sums, held, step):
                     answer = gradients.answer(found, session.plan.world_size, step)
@@ -103,11 +103,12 @@ class Stint:
         data.gather()
         faultpoint("after_gather")
         # Last of all, so that what is saved is what was agreed on.
-        if self.copies.is_due(step, self._is_due(step)):
+        is_due = self._is_due(step) or bool(total[1] > 0)
+        if self.copies.is_due(step, is_due):
             self.copies.compare(held)
-        if self._is_due(step):
+        if is_due:
             progress.phase(Phase.SAVE, generation, step)
-            self._save(session, num_full=int(total[1]))
+            self._save(session, num_full=int(total[2]))
         return answer
 
     def _computed(self, session: Session, step: Step) -> Mapping[int, float]:
@@ -137,9 +138,8 @@ class Stint:
         return bool(every) and step > 0 and (step % every == 0 or step == self.spec.train.steps)
 
     def _has_no_room(self, step: Step) -> bool:
-        """Whether a snapshot that is due after this step could not be taken at once; the last one is waited for."""
-        is_wanted = self._is_due(step) and step < self.spec.train.steps
-        return not self.snapshots.is_ready(self.held) and is_wanted
+        """Whether a snapshot after this step could not be taken at once, should there be one; the last is waited for."""
+        return not self.snapshots.is_ready(self.held) and step < self.spec.train.steps
 
     def _save(self, session: Session, num_full: int) -> None:
         """num_full: ranks without room for a snapshot. One without it would make everybody else's worthless."""
@@ -153,6 +153,5 @@ class Stint:
         elif not num_full:
             self.snapshots.take(held, generation, answer)
         elif session.seat.rank == 0:
-            every = self.spec.checkpoint.every
-            what = f"{num_full} of {session.plan.world_size} ranks still have two that are not written"
-            self.snapshots.skip(held.step, generation, f"{what}: the disk is slower than one every {every} steps")
+            what = f"{num_full} of {session.plan.world_size} ranks still have two snapshots that are not written"
+            self.snapshots.skip(held.step, generation, f"{what}: they come faster than the disk takes them")

@@ -37,6 +37,13 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointNow:
+    """A person wants a checkpoint without waiting for the next one that is due."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRequested:
     """A person wants one more node of a kind."""
 
@@ -52,7 +59,7 @@ class ReleaseRequested:
     node: NodeId
 
 
-Command: TypeAlias = JobSubmitted | CancelRequested | FaultRequested | NodeRequested | ReleaseRequested
+Command: TypeAlias = JobSubmitted | CancelRequested | CheckpointNow | FaultRequested | NodeRequested | ReleaseRequested
 
 # --- outcomes and observations -------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from orchestrator.domain.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointFailed,
+    CheckpointNow,
     CheckpointsPruned,
     DeadlinePassed,
     EffectDone,
@@ -50,6 +51,7 @@ from orchestrator.domain.job import (
 )
 from orchestrator.domain.quarantine import Quarantine
 
+from .asked import checkpoint_now, save_where_asked
 from .draft import Draft
 from .faulting import inject, judge_faults
 from .hearing import contact_restored, deadline_passed, host_said, host_unheard
@@ -113,6 +115,7 @@ class _Cycle:
             draft = self._draft(job)
             if not draft.is_over:
                 commit_ready_checkpoints(draft)
+                save_where_asked(draft)
                 finish_if_done(draft)
             if not draft.is_over and self.nodes is not None:
                 nodes = {node.id: node for node in self.nodes}
@@ -163,6 +166,8 @@ class _Cycle:
         if draft.is_over:
             return
         match one:
+            case CheckpointNow():
+                checkpoint_now(draft)
             case CancelRequested():
                 stop(draft, Cancelled(at=self.now))
             case ProgramProbed(profile=profile, start=start):

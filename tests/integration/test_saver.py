@@ -54,7 +54,7 @@ async def all_saved(s: Supervisor, step: int, generation: int = 1) -> None:
 async def saved_or_skipped(s: Supervisor, every: int, last: int) -> set[int]:
     """What was saved, after the last step: each due step was said once by everybody, or has been skipped by all."""
     skipped = [event.step for event in s.all(ShardNotSaved)]
-    assert all("the disk is slower" in event.message for event in s.all(ShardNotSaved))
+    assert all("faster than the disk" in event.message for event in s.all(ShardNotSaved))
     assert len(skipped) == len(set(skipped)) and last not in skipped
     due = set(range(every, last + 1, every)) - set(skipped)
     await s.until(lambda: {step for step, _ in shards(s)} == due and len(shards(s)) == 2 * len(due))
@@ -203,7 +203,7 @@ def test_training_does_not_wait_for_a_disk_that_does_not_keep_up(tmp_path: Path)
             await s.until(lambda: bool(s.all(ShardNotSaved)))
             first = s.all(ShardNotSaved)[0]
             assert first.message == (
-                "2 of 2 ranks still have two that are not written: the disk is slower than one every 5 steps"
+                "2 of 2 ranks still have two snapshots that are not written: they come faster than the disk takes them"
             )
             await s.stepped(first.step + 30)
             before = len(shards(s))

@@ -16,7 +16,7 @@ import pytest
 from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.effects import Effect, Sabotage
-from orchestrator.domain.events import HistoryEntry, HostHeard, Input, StepRecord
+from orchestrator.domain.events import CheckpointNow, HistoryEntry, HostHeard, Input, StepRecord
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected
 from orchestrator.domain.generation import RankReport, Settlement
 from orchestrator.domain.ids import Device, JobId, NodeId
@@ -32,6 +32,7 @@ from orchestrator.domain.protocol import (
     JoinerAt,
     JoinFailed,
     Restore,
+    SaveSoon,
     StopAfter,
 )
 from orchestrator.domain.quarantine import Quarantine
@@ -55,6 +56,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "exact-1": (Restore, samples.EXACT_RESTORES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
     "heard-1": (HostHeard, samples.HEARD),
+    "asked-1": (CheckpointNow | SaveSoon, samples.ASKED),
     "starts-1": (Input, samples.STARTS),
     "doubt-requests-1": (HostRequest, doubts.REQUESTS),
     "doubt-events-1": (HostEvent, doubts.HOST_EVENTS),
