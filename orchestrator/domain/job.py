@@ -325,7 +325,7 @@ class JobRecord:
     condemned: Mapping[str, float] = field(default_factory=dict)
     """Packs that are to go, and since when: wall clock."""
     distrusted: int = 0
-    """Checkpoints in a row that were not what was saved."""
+    """Checkpoints in a row that could be read and were not what was saved."""
     void: Generation = Generation(0)
     """The last one of which nothing counts, because what it was restored from was not what was saved."""
     save_asked: Step | None = None

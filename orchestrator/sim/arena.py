@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.domain.generation import Answer, Disagrees, NotFinite
+from orchestrator.domain.generation import Answer, Disagrees, NotFinite, Unreadable
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
 from orchestrator.domain.layout import layout, partners
-from orchestrator.domain.protocol import FormGeneration, FromMemory, RankFinished
+from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, RankFinished
 from orchestrator.domain.sight import Traffic
 from orchestrator.domain.spec import JobSpec
 
@@ -175,6 +175,11 @@ class Arena:
             return
         if not rank.reaches("in_transfer"):
             return
+        restore = self.form.restore
+        if isinstance(restore, FromCheckpoint) and restore.checkpoint.path in self._place.damaged:
+            found = Unreadable(step=restore.checkpoint.step, generation=restore.checkpoint.generation)
+            rank.leave(None, f"{restore.checkpoint.path} cannot be read", found)
+            return
         self.has_started = True
         self._checker.started(self.job, self.generation)
         memory = self._filling.memory(rank.device)
@@ -310,6 +315,9 @@ class Arena:
         for pipeline in self.form.plan.pipelines:
             for number in pipeline.micro_batches:
                 losses[number] += loss(self.spec, step, number)
+        forged = set(self._place.forged.values())
+        if any(rank.memory and rank.memory.wrong & forged for rank in self.here.values()):
+            losses[0] += 1.0
         return Answer(step=step, norm=sum(losses), losses=tuple(losses), maxima=maxima(self.spec, step))
 
     def _finish(self, rank: SimRank) -> None:

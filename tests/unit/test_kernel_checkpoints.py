@@ -158,6 +158,8 @@ def test_a_first_step_that_differs_does_not_count_and_the_older_checkpoint_is_ne
     passes_differently(bench.ready(), 11)
     assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.CHECKPOINT
     assert bench.record.committed == 10, "what it gave is nobody's step"
+    bench.passed(12, 13, node=NODES[0], generation=bench.record.void)
+    assert bench.record.committed == 10, "nor are those after it"
     all_report(bench, step=11)
     assert restored_step(bench) == 5, "memory that was filled from the bad one is no source"
     bench.ready().passed(6, 7)
