@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from worker.parallel.optimizer import adamw
 from worker.state.holdings import KINDS, Holdings
 from worker.state.relayout import from_checkpoint
 
+ROOT = Path(__file__).parents[1] / "golden"
 SPEC = a_spec(train={"steps": 500, "warmup_steps": 3, "weight_decay": 0.1})
 PLANS = (a_plan(1, [[0, 1, 2]]), a_plan(2, [[0, 2]]), a_plan(1, [[0, 2], [0, 2], [0, 2]]), a_plan(2, [[0, 1, 2], [0, 2]]))
 
@@ -230,3 +232,17 @@ def test_an_entry_without_an_answer_or_settings_cannot_be_used(tmp_path: Path) -
     with pytest.raises(CheckpointCorrupt, match="nobody knows what job"):
         job.is_right(refs[1])
     assert job.is_right(refs[0])
+
+
+def test_what_this_format_wrote_stays_readable() -> None:
+    """A base and two entries that were written when the format was new; its number says which one."""
+    folder = ROOT / f"checkpoint-{indexes.FORMAT}"
+    newest = manifest.latest(folder)
+    assert newest is not None and (newest.step, newest.kind) == (5, "journal")
+    hashes = {}
+    for step in (3, 5):
+        content = read(folder / f"step-{step:08d}.g1", [Interval(line.name, 0, line.numel) for line in TINY.lines])
+        bits = b"".join(content[key].numpy().tobytes() for key in sorted(content))
+        hashes[step] = hashlib.sha256(bits).hexdigest()[:16]
+    assert hashes == {3: "6e7eb12e5dccb049", 5: "5ac764b462f82cba"}
+    assert verify(Path(newest.path)).bad == ()
