@@ -15,10 +15,7 @@ from tests.tiny_job import TinyJob
 
 from .machines import Machines
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    pytest.mark.skip(reason="the scenario is new and has not been run often enough yet"),
-]
+pytestmark = pytest.mark.timeout(240)
 JOB = {
     "program": "tests.slow_model:PROGRAM",
     "model": {"layers": 2, "width": 128, "heads": 2, "ffn": 256},
