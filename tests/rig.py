@@ -33,8 +33,8 @@ class Rig:
     """A control plane in this process and its nodes; what a user would see is gathered as it happens."""
 
     root: Path
-    num_nodes: int = 4
-    num_devices: int = 2
+    num_nodes: int
+    num_devices: int
     losses: dict[int, float] = field(default_factory=dict)
     history: list[HistoryEntry] = field(default_factory=list)
 
@@ -82,7 +82,8 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def a_rig(root: Path, num_nodes: int = 4, num_devices: int = 2) -> AsyncIterator[Rig]:
+async def a_rig(root: Path, num_nodes: int = 2, num_devices: int = 4) -> AsyncIterator[Rig]:
+    """Each node costs the start of a process that imports torch: as few as the test needs, and two for mirrors apart."""
     rig = Rig(root, num_nodes, num_devices)
     rig.start_supervisor()
     try:
