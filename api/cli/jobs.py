@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from api.client import ApiError, Client, JobView
+from api.client.client import read_job_file
 from api.views import TERMINAL
 
 from . import render
@@ -59,12 +60,20 @@ def submit(
     ctx: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A job file, YAML or JSON.", exists=True, dir_okay=False)],
     is_followed: Annotated[bool, typer.Option("--follow", "-f", help="Stay and watch until the job ends.")] = False,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="Begin with this checkpoint: its folder, or a job's (the newest).")
+    ] = None,
+    is_weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Of --from: step 0, with moments and a schedule of its own.")
+    ] = False,
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same key never makes a second job.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a job."""
+    if is_weights_only and start is None:
+        raise typer.BadParameter("--weights-only says what to take of --from; name a checkpoint")
     client = session_of(ctx).client(PATIENT_S if is_followed else 2.0)
-    job = client.submit(file, key)
+    job = client.submit(file if start is None else _beginning_with(file, start, is_weights_only), key)
     if not is_followed:
         if as_json:
             print_json(job)
@@ -186,6 +195,15 @@ def cancel(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
     else:
         out().print(accepted.message)
         hint([f"everstep wait {job_id}"])
+
+
+def _beginning_with(file: Path, start: Path, is_weights_only: bool) -> dict[str, Any]:
+    body = read_job_file(file)
+    section = body.get("checkpoint") or {}
+    if isinstance(section, dict):  # anything else is refused by the server, in words
+        begin = {"restore_from": str(start.expanduser().absolute()), "weights_only": is_weights_only}
+        body["checkpoint"] = {**section, **begin}
+    return body
 
 
 def _watch(client: Client, job_id: str, as_json: bool) -> int:

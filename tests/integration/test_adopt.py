@@ -105,6 +105,11 @@ def test_a_job_whose_server_lost_everything_goes_on_and_its_curve_is_the_undistu
     spec = a_job(tmp_path)
     state_dir = tmp_path / "state"
     nodes = [NodeSpec("A100", 2)]
+    began = time.monotonic()
+
+    def spent(what: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {what}")
+
     try:
         with Client(up(state_dir, nodes).url) as client:
             first = client.submit(job_file(spec)).id
@@ -112,21 +117,28 @@ def test_a_job_whose_server_lost_everything_goes_on_and_its_curve_is_the_undistu
             while (view := client.job(first)).checkpoint is None or view.step < 12:
                 assert not view.is_over and time.monotonic() < deadline, view.reason
                 time.sleep(0.02)
+            spent("trained")
             losses = {step.step: step.loss for step in client.all_metrics(first)}
         down(state_dir)
+        spent("down")
         shutil.rmtree(state_dir / "redis")
         with Client(up(state_dir, nodes).url) as client:
+            spent("up again")
             assert not client.jobs().jobs, "nothing is known any more"
             result = everstep(state_dir, "adopt", state_dir / "jobs" / first, "--json")
             assert result.exit_code == 0, result.output
+            spent("adopted")
             adopted = json.loads(result.stdout)
             assert adopted["adopted_from"] == first and 0 < adopted["step"] < spec.train.steps
             job = client.wait(adopted["id"], 90)
             assert job.succeeded, job.reason
+            spent("trained to the end")
             after = {step.step: step.loss for step in client.all_metrics(job.id)}
             assert sorted(after) == list(range(adopted["step"] + 1, spec.train.steps + 1))
     finally:
         down(state_dir)
+    spent("down")
     again = {step: loss for step, loss in losses.items() if step > adopted["step"]}
     assert all(after[step] == loss for step, loss in again.items()), "the same steps came out otherwise"
+    spent("compared")
     assert largest_gap({**losses, **after}, spec) <= 1e-5  # type: ignore[dict-item]

@@ -86,6 +86,16 @@ def test_globs_count_from_the_job_files_folder(served: Served, job_file: Path) -
     assert files == ("{stdlib}", str(job_file.parent / "texts/*.txt"), "/abs/*.py")
 
 
+def test_a_job_can_begin_with_a_checkpoint(served: Served, job_file: Path) -> None:
+    assert everstep(served, "submit", str(job_file), "--from", "/state/jobs/job-0", "--weights-only").exit_code == 0
+    found = served.desk.record(served.desk.job_ids[0]).spec.checkpoint
+    assert (found.restore_from, found.weights_only, found.every) == ("/state/jobs/job-0", True, 25)
+    job_file.write_text(yaml.safe_dump({**FILE, "checkpoint": {"every": 7, "restore_from": "old/step-00000005.g1"}}))
+    assert everstep(served, "submit", str(job_file)).exit_code == 0
+    found = served.desk.record(served.desk.job_ids[0]).spec.checkpoint
+    assert (found.restore_from, found.every) == (str(job_file.parent / "old/step-00000005.g1"), 7), "from the file's folder"
+
+
 def test_the_same_key_makes_one_job(served: Served, job_file: Path) -> None:
     ids = {json.loads(everstep(served, "submit", str(job_file), "--key", "k", "--json").stdout)["id"] for _ in range(2)}
     assert len(ids) == 1 == len(served.desk.job_ids)

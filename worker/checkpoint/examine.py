@@ -18,8 +18,8 @@ from orchestrator.domain.profile import CHUNK, Interval
 from ..state.holdings import KINDS
 from .reader import read
 
-PORTION = 256 * CHUNK
-"""Elements looked at at a time: 64 MiB of one kind."""
+PORTION = 128 * CHUNK
+"""Elements looked at at a time: 32 MiB of each kind."""
 ITEM_BYTES = 4
 Progress = Callable[[int, int], None]
 """Bytes looked at so far, and of all."""
@@ -62,14 +62,14 @@ def diff(a: Path, b: Path, progress: Progress = lambda done, total: None) -> Dif
     done = 0
     progress(done, total)
     for portion in _portions(both):
-        for kind in KINDS:
-            contents = [read(path, portion, kinds=(kind,)) for path in (a, b)]
-            for interval in portion:
+        contents = [read(path, portion) for path in (a, b)]  # all kinds at once: a journal brings them forward together
+        for interval in portion:
+            for kind in KINDS:
                 one, other = (content[interval, kind] for content in contents)
                 before = found.get((interval.line, kind))
                 found[interval.line, kind] = _compared(interval, kind, both[interval.line], one, other, before)
-            done += sum(map(len, portion)) * ITEM_BYTES
-            progress(done, total)
+        done += sum(map(len, portion)) * len(KINDS) * ITEM_BYTES
+        progress(done, total)
     unlike = tuple(one for one in found.values() if one.num_unlike)
     places = _places(a), _places(b)
     return Difference(
