@@ -163,17 +163,20 @@ def test_two_nodes_that_hold_both_copies_are_killed_and_the_job_rolls_back(clien
             for node in nodes[:2]:
                 client.kill_node(node)
 
-    up = lambda: len([node for node in client.nodes() if node.status == "UP"])  # noqa: E731
-    for _ in range(4 - up()):
+    for _ in range(4 - _num_up(client)):
         client.add_node("A100", 2)
     deadline = time.monotonic() + 60
-    while up() < 4:
+    while _num_up(client) < 4:
         assert time.monotonic() < deadline, client.nodes()
         time.sleep(0.2)
     job = _run(client, 45, disturb)
     assert job.status == "SUCCEEDED", job.reason
     assert job.step == 45
     assert largest_gap(_losses(client, job.id), a_job(45)) <= 1e-4
+
+
+def _num_up(client: Client) -> int:
+    return sum(node.status == "UP" for node in client.nodes())
 
 
 def test_cancel_frees_every_process(cluster: LocalCluster, client: Client) -> None:
