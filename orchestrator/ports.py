@@ -9,7 +9,7 @@ from typing import Protocol
 from .domain.checkpoint import CheckpointRef
 from .domain.cluster import Node
 from .domain.effects import ChoosePlan, CommitCheckpoint, OnDisk
-from .domain.events import Command, HistoryEntry, StepRecord
+from .domain.events import CheckpointsPruned, Command, HistoryEntry, StepRecord
 from .domain.ids import EffectId, JobId, NodeId, Term
 from .domain.job import JobRecord
 from .domain.plan import Infeasible, Plan
@@ -208,6 +208,6 @@ class Checkpoints(Protocol):
         """Check that the shards cover every line, then write the manifest, last. Raises OSError or Refused."""
         ...
 
-    async def keep_house(self, effect: OnDisk) -> None:
-        """Raises OSError or Refused; a checkpoint that is to be kept is untouched then."""
+    async def keep_house(self, effect: OnDisk) -> CheckpointsPruned | None:
+        """What is to be recorded of it, if anything. Raises OSError or Refused; what is to be kept is untouched then."""
         ...

@@ -20,6 +20,7 @@ from orchestrator.domain.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointFailed,
+    CheckpointNow,
     Contact,
     DeadlinePassed,
     EffectDone,
@@ -93,6 +94,7 @@ from orchestrator.domain.protocol import (
     RankReported,
     RanksSeen,
     RanksStalled,
+    SaveSoon,
     SeatsPrepared,
     ShardSaved,
     StepsPassed,
@@ -409,6 +411,8 @@ JOINS: tuple[BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | Ra
 )
 # A job that begins with a checkpoint.
 STARTS = (ProgramProbed(job=JOB, profile=PROFILE, start=CHECKPOINT),)
+# A checkpoint that a person asks for.
+ASKED: tuple[object, ...] = (CheckpointNow(job=JOB), SaveSoon(generation=G1, device=D1))
 HEARD = (HostHeard(job=JOB, node=NODE),)
 ENDINGS: tuple[HostEvent, ...] = (RankEnding(device=D2, pid=7, report=DEAD),)
-LATER: tuple[object, ...] = (*ENDINGS, *FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)
+LATER: tuple[object, ...] = (*ASKED, *ENDINGS, *FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)

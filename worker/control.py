@@ -15,7 +15,15 @@ from math import inf
 
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import Generation
-from orchestrator.domain.protocol import BeginJoin, CloseGeneration, EndJoin, FormGeneration, InjectFault, StopAfter
+from orchestrator.domain.protocol import (
+    BeginJoin,
+    CloseGeneration,
+    EndJoin,
+    FormGeneration,
+    InjectFault,
+    SaveSoon,
+    StopAfter,
+)
 
 from .faults import Faults
 from .mail import BROKEN, Channel, StandBy, ToRank, read_order
@@ -64,6 +72,8 @@ class Control:
                 self._take_fault(order.fault)
             case StopAfter():
                 self._orders.stop_after(order.generation)
+            case SaveSoon():
+                self._orders.save_soon(order)
             case EndJoin():
                 self._orders.end_join(order.generation)
             case BeginJoin():

@@ -41,6 +41,7 @@ from orchestrator.domain.protocol import (
     RankReported,
     RanksSeen,
     RanksStalled,
+    SaveSoon,
     SelfTest,
     ShardSaved,
     StopAfter,
@@ -169,7 +170,7 @@ class Host:
                 self._form(request)
             case CloseGeneration():
                 self._close_generation(request.generation)
-            case BeginJoin() | StopAfter() | EndJoin():
+            case BeginJoin() | StopAfter() | SaveSoon() | EndJoin():
                 self._pass_on(request)
             case KillRank():
                 self._kill(request)
@@ -226,7 +227,7 @@ class Host:
                 crew.post(seat, frame)
         self._isolation.move(time.monotonic())
 
-    def _pass_on(self, order: BeginJoin | StopAfter | EndJoin) -> None:
+    def _pass_on(self, order: BeginJoin | StopAfter | SaveSoon | EndJoin) -> None:
         """Each rank knows whether it is meant."""
         crew, frame = self._opened_crew(), order_frame(order)
         for seat in crew.seats:

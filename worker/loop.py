@@ -119,17 +119,17 @@ class Trainer:
                 self._stint.catch_up(session, step)
         return {"build": built - begun, "transfer": moved - built, "gather": gathered - moved}
 
-    def step(self, session: Session, step: Step, *, stop: bool = False) -> Answer:
+    def step(self, session: Session, step: Step, *, stop: bool = False, save: bool = False) -> Answer:
         """One optimizer step, the one after what is held.
 
-        stop: this rank was asked to. The vote tells the others, so that all stop after the same step: see `is_stopped`.
+        stop, save: this rank was asked to. The vote tells the others, so that all do after the same step: see `is_stopped`.
         Raises Aborted, PeerLost, NotSaved; Corrupted and TrainingDiverged, which are in the next report too.
         """
         held, stint = self._kept.holdings, self._stint
         if stint is None or held is None or held.step != step - 1:
             raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
         with self._noting(session.generation):
-            return stint.step(session, step, stop)
+            return stint.step(session, step, stop, save)
 
     @property
     def is_stopped(self) -> bool:

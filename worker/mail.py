@@ -33,6 +33,7 @@ from orchestrator.domain.protocol import (
     RankFinished,
     RankReady,
     RankReported,
+    SaveSoon,
     ShardSaved,
     StopAfter,
 )
@@ -50,7 +51,7 @@ class StandBy:
     plan: Plan
 
 
-ToRank: TypeAlias = FormGeneration | CloseGeneration | BeginJoin | StopAfter | EndJoin | InjectFault | StandBy
+ToRank: TypeAlias = FormGeneration | CloseGeneration | BeginJoin | StopAfter | SaveSoon | EndJoin | InjectFault | StandBy
 
 _ORDER, _SAID, _PASSED = b"O", b"S", b"P"
 _LENGTH = struct.Struct("<I")

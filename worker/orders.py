@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.protocol import BeginJoin, CloseGeneration, FormGeneration
+from orchestrator.domain.protocol import BeginJoin, CloseGeneration, FormGeneration, SaveSoon
 
 from .donation import Donation
 from .joining import Joining
@@ -38,6 +38,7 @@ class Orders:
         self._feeds: queue.SimpleQueue[BeginJoin] = queue.SimpleQueue()
         """Newcomers to give state to, from the control thread to the training loop."""
         self._stop_after = Generation(0)
+        self._save_soon = Generation(0)
         self._ended_join = Generation(0)
         self.reported = Generation(0)
         """The last generation that needs no report any more; the training thread's own, but for handing over."""
@@ -87,6 +88,13 @@ class Orders:
         """This rank was asked to stop after a step of this generation."""
         return self._stop_after >= generation
 
+    def take_save(self, generation: Generation) -> bool:
+        """This rank was asked to have a step of this generation saved, and has not told the others yet: now it does."""
+        is_asked = self._save_soon == generation
+        if is_asked:
+            self._save_soon = Generation(0)
+        return is_asked
+
     def feeds(self, generation: Generation) -> Iterator[BeginJoin]:
         """Newcomers to begin to give state to in this generation, each once."""
         while not self._feeds.empty():
@@ -124,6 +132,10 @@ class Orders:
 
     def stop_after(self, generation: Generation) -> None:
         self._stop_after = max(self._stop_after, generation)
+
+    def save_soon(self, order: SaveSoon) -> None:
+        if order.device == self._me:
+            self._save_soon = order.generation
 
     def begin_join(self, order: BeginJoin) -> None:
         """Feed newcomers, receive as one, or expect what a donor's successor gives; what of it this rank is meant by."""

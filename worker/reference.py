@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,8 +61,13 @@ class Alone:
         return ballot
 
 
-def run(spec: JobSpec, steps: int | None = None) -> list[Answer]:
-    """The first `steps` steps of the job (all of them by default), from its seed. Raises Refused, TrainingDiverged."""
+def run(
+    spec: JobSpec, steps: int | None = None, look: Callable[[Trainer, Answer], None] = lambda trainer, answer: None
+) -> list[Answer]:
+    """The first `steps` steps of the job (all of them by default), from its seed. Raises Refused, TrainingDiverged.
+
+    look: is shown the trainer after each step.
+    """
     processor = device_of(spec.train.device, 0)
     processor.activate()
     spec = replace(spec, checkpoint=CheckpointSpec(every=0))
@@ -88,7 +93,10 @@ def run(spec: JobSpec, steps: int | None = None) -> list[Answer]:
             session,
             FormGeneration(generation=session.generation, plan=plan, addresses={}, restore=FromSeed(), committed=Step(0)),
         )
-        answers = [trainer.step(session, Step(step)) for step in range(1, (steps or spec.train.steps) + 1)]
+        answers = []
+        for step in range(1, (steps or spec.train.steps) + 1):
+            answers.append(trainer.step(session, Step(step)))
+            look(trainer, answers[-1])
         trainer.close()
     return answers
 

@@ -55,7 +55,7 @@ class Stint:
             self._compare(step)
             self._save(session)
 
-    def step(self, session: Session, step: Step, stop: bool) -> Answer:
+    def step(self, session: Session, step: Step, stop: bool, save: bool = False) -> Answer:
         """The step after what is held; see Trainer.step."""
         data, held, gradients, kept = self.data, self.held, self.gradients, self.kept
         generation, progress = session.generation, self.progress
@@ -74,9 +74,9 @@ class Stint:
             faultpoint("before_vote")
             ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
             self._vote_for(step)
-            entries = [ballot.new_tensor([float(stop)]), self.copies.ballot(held), ballot]
+            entries = [ballot.new_tensor([float(stop), float(save)]), self.copies.ballot(held), ballot]
             total = session.vote(torch.cat(entries), gradients.num_maxima)
-            sums, found = total[1 : 1 + Copies.NUM_ENTRIES], total[1 + Copies.NUM_ENTRIES :]
+            sums, found = total[2 : 2 + Copies.NUM_ENTRIES], total[2 + Copies.NUM_ENTRIES :]
             try:
                 if self.copies.agree(sums, held, step):
                     answer = gradients.answer(found, session.plan.world_size, step)
@@ -102,9 +102,10 @@ class Stint:
         data.gather()
         faultpoint("after_gather")
         # Last of all, so that what is saved is what was agreed on.
-        if self.copies.is_due(step, self._is_due(step)):
+        is_due = self._is_due(step) or bool(total[1] > 0)
+        if self.copies.is_due(step, is_due):
             self.copies.compare(held)
-        if self._is_due(step):
+        if is_due:
             progress.phase(Phase.SAVE, generation, step)
             self._save(session)
         return answer

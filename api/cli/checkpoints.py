@@ -41,7 +41,7 @@ class Dtype(StrEnum):
 
 def register(app: typer.Typer) -> None:
     ckpt = typer.Typer(no_args_is_help=True, help="Look at checkpoints, check them, compare them, take them elsewhere.")
-    for name, command in (("ls", ls), ("verify", verify), ("export", export), ("diff", diff), ("gc", gc)):
+    for name, command in (("ls", ls), ("now", now), ("verify", verify), ("export", export), ("diff", diff), ("gc", gc)):
         ckpt.command(name)(command)
     app.add_typer(ckpt, name="ckpt")
 
@@ -58,6 +58,18 @@ def ls(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
     else:
         out().print(tables.checkpoints(found))
         hint([f"everstep ckpt verify {job_id}", f"everstep ckpt export {job_id} FOLDER"])
+
+
+def now(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
+    """Have a checkpoint made of a running job's next step."""
+    client = session_of(ctx).client()
+    job_id = find_job(client, job)
+    accepted = client.checkpoint_now(job_id)
+    if as_json:
+        print_json(accepted)
+    else:
+        out().print(accepted.message)
+        hint([f"everstep ckpt ls {job_id}"])
 
 
 def verify(ctx: typer.Context, path: Where, step: AtStep = None, as_json: AsJson = False) -> None:

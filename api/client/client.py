@@ -105,6 +105,9 @@ class Client:
         """Newest first."""
         return [CheckpointView.model_validate(item) for item in self._json("GET", f"{_path(job)}/checkpoints")]
 
+    def checkpoint_now(self, job: str) -> AcceptedView:
+        return AcceptedView.model_validate(self._json("POST", f"{_path(job)}:checkpoint"))
+
     def wait(self, job: str, timeout_s: float | None = None, poll_s: float = 0.5) -> JobView:
         """The job once it is over. Raises StillRunning after timeout_s."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

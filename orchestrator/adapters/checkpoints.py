@@ -8,11 +8,13 @@ from pathlib import Path
 
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, OnDisk, PruneCheckpoints
+from orchestrator.domain.events import CheckpointsPruned
 from orchestrator.domain.ids import JobId
 
 from . import manifest, spec_file
 from .durable import write_durably
 from .starting_point import SINCE
+from .sweeping import sweep
 
 
 class FolderCheckpoints:
@@ -24,15 +26,22 @@ class FolderCheckpoints:
     async def commit(self, effect: CommitCheckpoint) -> CheckpointRef:
         return await asyncio.to_thread(self._commit, effect)
 
-    async def keep_house(self, effect: OnDisk) -> None:
+    async def keep_house(self, effect: OnDisk) -> CheckpointsPruned | None:
         match effect:
             case NoteCheckpoint(job=job, checkpoint=checkpoint):
                 # What a job begins with may be another job's, whose step after it was another one.
                 if Path(checkpoint.path).parent == self._folder(job):
                     await asyncio.to_thread(note, checkpoint)
-            case PruneCheckpoints(job=job, keep=keep):
-                kept = [Path(one.path) for one in keep]
-                await asyncio.to_thread(manifest.prune, self._folder(job), 1, keep=kept)
+                return None
+            case PruneCheckpoints():
+                return await asyncio.to_thread(self._prune, effect)
+
+    def _prune(self, effect: PruneCheckpoints) -> CheckpointsPruned | None:
+        kept = [Path(one.path) for one in effect.keep]
+        swept = sweep(self._folder(effect.job), kept, effect.condemned, effect.doomed)
+        if not swept.condemnable and not swept.deleted:
+            return None
+        return CheckpointsPruned(job=effect.job, condemnable=swept.condemnable, deleted=swept.deleted)
 
     def _folder(self, job: JobId) -> Path:
         return Path(self._root) / "jobs" / job / "checkpoints"
@@ -48,6 +57,7 @@ class FolderCheckpoints:
             spec_file.hash_of(effect.spec),
             effect.spec.train.seed,
             effect.shards,
+            condemned=frozenset(effect.condemned),
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +41,8 @@ class Going:
     packs: tuple[Path, ...]
 
 
-def going(directory: Path, keep_last: int, keep: Collection[Path] = ()) -> Going:
-    """All but the newest `keep_last` checkpoints (never the newest) and those of `keep`, with what they are read through;
+def going(directory: Path, keep_last: int) -> Going:
+    """All but the newest `keep_last` checkpoints (never the newest) with what they are read through;
     unfinished ones older than the newest; and the packs of those. Nothing where no checkpoint is whole: anything may be the
     last copy then.
 
@@ -53,23 +53,25 @@ def going(directory: Path, keep_last: int, keep: Collection[Path] = ()) -> Going
         return Going(kept=(), older=(), unfinished=(), packs=())
     known = {Path(ref.path).name: load_manifest(Path(ref.path)) for ref in refs}
     kept: dict[str, Manifest] = {}
-    stay = {ref.path for ref in refs[: max(1, keep_last)]} | {str(path) for path in keep}
-    for ref in (ref for ref in refs if ref.path in stay):
+    for ref in refs[: max(1, keep_last)]:
         kept |= {name: known[name] for name in chain_of(Path(ref.path).name, known)}
     newest = (refs[0].generation, refs[0].step)
-    others = [(generation, step, path) for step, generation, path in _candidates(directory) if path.name not in kept]
+    others = [(generation, step, path) for step, generation, path in candidates(directory) if path.name not in kept]
     return Going(
         kept=tuple(directory / name for name in kept),
         older=tuple(path for _, _, path in others if path.name in known),
         unfinished=tuple(path for *of, path in others if path.name not in known and tuple(of) < newest),
-        packs=_unnamed(directory, named_packs(kept.values()), newest),
+        packs=unnamed(directory, named_packs(kept.values()), newest),
     )
 
 
-def prune(directory: Path, keep_last: int, disk: Disk = DISK, keep: Collection[Path] = ()) -> tuple[Path, ...]:
-    """Remove what is going. Returns the directories removed; what cannot be removed is left for next time."""
+def prune(directory: Path, keep_last: int, disk: Disk = DISK) -> tuple[Path, ...]:
+    """Remove what is going, at once: only where nothing is being saved. Returns the directories removed.
+
+    What cannot be removed is left for next time.
+    """
     try:
-        found = going(directory, keep_last, keep)
+        found = going(directory, keep_last)
     except CheckpointTooNew:
         return ()
     removed = []
@@ -83,7 +85,7 @@ def prune(directory: Path, keep_last: int, disk: Disk = DISK, keep: Collection[P
         removed.append(path)
     if removed:
         disk.sync_directory(directory)  # before the packs go: no manifest may come back that names one
-    named = named_packs(_remaining(directory)) if found.packs else frozenset()
+    named = named_packs(remaining(directory)) if found.packs else frozenset()
     for pack in found.packs:
         if f"{pack.parent.name}/{pack.name}" not in named:
             with suppress(OSError):
@@ -111,25 +113,26 @@ def live_shares(parts: Iterable[Index]) -> dict[str, float]:
 
 
 def chain_of(name: str, known: Mapping[str, Manifest]) -> tuple[str, ...]:
-    """The directories that the checkpoint `name` is read from, its own first, its base last."""
+    """The directories that the checkpoint `name` is read from, its own first, its base last: as far as they are known."""
     chain = [name]
-    while (parent := known[chain[-1]].parent) is not None:
+    while (parent := known[chain[-1]].parent) is not None and parent.name in known:
         chain.append(parent.name)
     return tuple(chain)
 
 
 def committed(directory: Path) -> Iterator[CheckpointRef]:
     """Newest first. Raises CheckpointTooNew where it comes to one that a newer version wrote."""
-    whole: dict[str, bool] = {}
-    for step, generation, path in _candidates(directory):
+    loaded: dict[Path, Manifest] = {}
+    whole: set[Path] = set()
+    for step, generation, path in candidates(directory):
         try:
-            chain = load_chain(path)
+            chain = load_chain(path, loaded)
             for at, manifest in chain:
-                if not whole.get(at.name):
+                if at not in whole:
                     indexes.check_packs(at, manifest.packs)
                     for shard in manifest.shards:
                         indexes.check(at, shard)
-                    whole[at.name] = True
+                    whole.add(at)
         except CheckpointTooNew:
             raise
         except CheckpointCorrupt:
@@ -139,7 +142,7 @@ def committed(directory: Path) -> Iterator[CheckpointRef]:
             yield reference(path, manifest)
 
 
-def _candidates(directory: Path) -> list[tuple[Step, Generation, Path]]:
+def candidates(directory: Path) -> list[tuple[Step, Generation, Path]]:
     """Directories named like checkpoints, newest first: a later generation may have been rolled back to an earlier step."""
     try:
         found = [(*of, path) for path in directory.iterdir() if (of := named(path)) and path.is_dir()]
@@ -148,14 +151,14 @@ def _candidates(directory: Path) -> list[tuple[Step, Generation, Path]]:
     return sorted(found, key=lambda one: (one[1], one[0]), reverse=True)
 
 
-def _remaining(directory: Path) -> Iterator[Manifest]:
+def remaining(directory: Path) -> Iterator[Manifest]:
     """Of every checkpoint still there, also of one that should have gone and could not."""
-    for _, _, path in _candidates(directory):
+    for _, _, path in candidates(directory):
         with suppress(CheckpointCorrupt):
             yield load_manifest(path)
 
 
-def _unnamed(directory: Path, named: frozenset[str], newest: tuple[Generation, Step]) -> tuple[Path, ...]:
+def unnamed(directory: Path, named: frozenset[str], newest: tuple[Generation, Step]) -> tuple[Path, ...]:
     """The packs that nobody names. Those as new as the newest checkpoint and newer may be named any moment."""
     found = []
     for pack in sorted((directory / PACKS).glob("*/*")):

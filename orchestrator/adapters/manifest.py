@@ -72,13 +72,15 @@ def commit(
     seed: int,
     shards: Sequence[ShardRef],
     *,
+    condemned: frozenset[str] = frozenset(),
     disk: Disk = DISK,
 ) -> CheckpointRef:
     """Make the directory `path` a checkpoint. Committing the same shards again is harmless.
 
     Whether it is a base or a journal entry is what the shards say; an entry's parent is the checkpoint of the step before
     in the same generation.
-    Raises CheckpointIncomplete where the shards do not partition every line or an entry has no parent, CheckpointCorrupt
+    condemned: packs that are about to go. Raises CheckpointIncomplete where a shard lies in one of those, the shards do not
+    partition every line or an entry has no parent, CheckpointCorrupt
     where a file of one is not as announced, OSError where the manifest cannot be written.
     """
     shards = tuple(sorted(shards, key=lambda shard: shard.device))
@@ -90,6 +92,8 @@ def commit(
     kind = _one_kind(path, parts)
     lines = _check_partition(path, parts, KINDS_OF[kind])
     packs = {pack: size for part in parts for pack, size in part.packs.items()}
+    if going := sorted(condemned & set(packs)):
+        raise CheckpointIncomplete(f"{path} lies partly in {going[0]}, which is about to go; the next save stores it again")
     indexes.check_packs(path, packs)
     answer = _one_answer(path, parts)
     if kind == "journal" and (answer is None or answer.step != step):

@@ -75,16 +75,26 @@ def named(path: Path) -> tuple[Step, Generation] | None:
     return (Step(int(match[1])), Generation(int(match[2]))) if match else None
 
 
-def load_chain(path: Path) -> tuple[tuple[Path, Manifest], ...]:
-    """What a checkpoint is read from: its base first, itself last. Raises CheckpointCorrupt saying what is missing."""
-    chain = [(path, load_manifest(path))]
+def load_chain(path: Path, loaded: dict[Path, Manifest] | None = None) -> tuple[tuple[Path, Manifest], ...]:
+    """What a checkpoint is read from: its base first, itself last. Raises CheckpointCorrupt saying what is missing.
+
+    loaded: manifests that need not be read again; grows by those that were read.
+    """
+    loaded = {} if loaded is None else loaded
+
+    def load(at: Path) -> Manifest:
+        if at not in loaded:
+            loaded[at] = load_manifest(at)
+        return loaded[at]
+
+    chain = [(path, load(path))]
     while (parent := chain[-1][1].parent) is not None:
         child, at = chain[-1][1], path.parent / parent.name
         if len(chain) > LONGEST_CHAIN or not _NAME.fullmatch(parent.name):
             raise CheckpointCorrupt(f"{path} goes on from {parent.name!r}, which leads nowhere; restore an older one")
-        found = load_manifest(at)
-        told = (parent.sha256, child.step - 1, child.generation, child.lines)
-        if (found.sha256, found.step, found.generation, found.lines) != told:
+        found = load(at)
+        told = (parent.sha256, child.step - 1, child.generation, child.lines, named(at))
+        if (found.sha256, found.step, found.generation, found.lines, (found.step, found.generation)) != told:
             raise CheckpointCorrupt(f"{at} is not what {chain[-1][0].name} goes on from; restore an older checkpoint")
         chain.append((at, found))
     return tuple(reversed(chain))

@@ -55,6 +55,8 @@ class CommitCheckpoint:
     shards: tuple[ShardRef, ...]
     spec: JobSpec
     profile: Profile
+    condemned: tuple[str, ...] = ()
+    """Packs that no checkpoint may name any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +69,16 @@ class NoteCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneCheckpoints:
-    """Remove every checkpoint but these, and what is left of unfinished ones older than the newest of them."""
+    """Remove every checkpoint but these, and what is left of unfinished ones older than the newest of them.
+
+    condemned: packs that writers are to be told of; doomed: those of them that may go. Answered by CheckpointsPruned where
+    packs go or should, and never where it fails: it is tried again with the next checkpoint.
+    """
 
     job: JobId
     keep: tuple[CheckpointRef, ...]
+    condemned: tuple[str, ...] = ()
+    doomed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +106,6 @@ Loose: TypeAlias = KillNode | AddNode | Sabotage
 """Concern no job, and may be lost."""
 
 OnDisk: TypeAlias = NoteCheckpoint | PruneCheckpoints
-"""Housekeeping, answered by nothing: what fails is tried again with the next checkpoint."""
+"""Housekeeping: what fails is tried again with the next checkpoint."""
 
 Effect: TypeAlias = ProbeProgram | ChoosePlan | CallHost | CommitCheckpoint | OnDisk | Loose

@@ -37,6 +37,13 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointNow:
+    """A person wants a checkpoint without waiting for the next one that is due."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRequested:
     """A person wants one more node of a kind."""
 
@@ -52,7 +59,7 @@ class ReleaseRequested:
     node: NodeId
 
 
-Command: TypeAlias = JobSubmitted | CancelRequested | FaultRequested | NodeRequested | ReleaseRequested
+Command: TypeAlias = JobSubmitted | CancelRequested | CheckpointNow | FaultRequested | NodeRequested | ReleaseRequested
 
 # --- outcomes and observations -------------------------------------------------------------------------------------------
 
@@ -90,6 +97,15 @@ class CheckpointFailed:
     job: JobId
     step: Step
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsPruned:
+    """condemnable: packs that no kept checkpoint names, or that hold little of the newest. deleted: packs that are gone."""
+
+    job: JobId
+    condemnable: tuple[str, ...]
+    deleted: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +178,7 @@ Input: TypeAlias = (
     | PlanChosen
     | CheckpointCommitted
     | CheckpointFailed
+    | CheckpointsPruned
     | HostSaid
     | HostLost
     | HostHeard

@@ -322,10 +322,16 @@ class JobRecord:
     after: Mapping[Step, After] = field(default_factory=dict)
     """Of the latest steps that are to be saved and whose checkpoint is not committed yet."""
     canary: Canary | None = None
+    condemned: Mapping[str, float] = field(default_factory=dict)
+    """Packs that are to go, and since when: wall clock."""
     distrusted: int = 0
-    """Checkpoints in a row that were not what was saved."""
+    """Checkpoints in a row that could be read and were not what was saved."""
     void: Generation = Generation(0)
     """The last one of which nothing counts, because what it was restored from was not what was saved."""
+    save_asked: Step | None = None
+    """A person wants a checkpoint of a later step than this one."""
+    save_told: Generation = Generation(0)
+    """The one that was told so."""
     saving: Mapping[Step, tuple[ShardRef, ...]] = field(default_factory=dict)
     """Shards of checkpoints that are not committed yet."""
     plans: Mapping[Generation, Plan] = field(default_factory=dict)

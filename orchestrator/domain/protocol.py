@@ -125,6 +125,17 @@ class StopAfter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSoon:
+    """Every rank of the generation saves its state after the same step, the next one that can be agreed on.
+
+    device: the rank that is told, and tells the others in its vote.
+    """
+
+    generation: Generation
+    device: Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndJoin:
     """Training has stopped: newcomers report what they have of its last step, at once or nearly."""
 
@@ -189,6 +200,7 @@ HostRequest: TypeAlias = (
     | CloseGeneration
     | BeginJoin
     | StopAfter
+    | SaveSoon
     | EndJoin
     | KillRank
     | LookAround

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.domain.generation import Answer, Disagrees, NotFinite
+from orchestrator.domain.generation import Answer, Disagrees, NotFinite, Unreadable
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
 from orchestrator.domain.layout import layout, partners
-from orchestrator.domain.protocol import FormGeneration, FromMemory, RankFinished
+from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, RankFinished
 from orchestrator.domain.sight import Traffic
 from orchestrator.domain.spec import JobSpec
 
@@ -51,6 +51,8 @@ class Arena:
         """Exchanges begun so far."""
         self.done: set[Device] = set()
         """Who has sent its part of this one."""
+        self.asked_for: set[Step] = set()
+        """Steps that a rank was asked to have saved."""
         self.stopping = False
         """A rank that was asked to stop has said so in the vote."""
         self.followers: dict[Device, Callable[[Step], None]] = {}
@@ -173,6 +175,11 @@ class Arena:
             return
         if not rank.reaches("in_transfer"):
             return
+        restore = self.form.restore
+        if isinstance(restore, FromCheckpoint) and restore.checkpoint.path in self._place.damaged:
+            found = Unreadable(step=restore.checkpoint.step, generation=restore.checkpoint.generation)
+            rank.leave(None, f"{restore.checkpoint.path} cannot be read", found)
+            return
         self.has_started = True
         self._checker.started(self.job, self.generation)
         memory = self._filling.memory(rank.device)
@@ -204,6 +211,9 @@ class Arena:
         def vote(rank: SimRank) -> None:
             rank.voted = step
             self.stopping = self.stopping or rank.stop_after >= self.generation
+            if rank.save_soon == self.generation:
+                rank.save_soon = Generation(0)
+                self.asked_for.add(step)
             if rank.reaches("in_vote") and rank.has_changed:
                 found = Disagrees(rank=self.form.plan.seat_of[rank.device].rank, about="memory")
                 rank.leave(None, "bits of its memory have changed", found)
@@ -305,6 +315,9 @@ class Arena:
         for pipeline in self.form.plan.pipelines:
             for number in pipeline.micro_batches:
                 losses[number] += loss(self.spec, step, number)
+        forged = set(self._place.forged.values())
+        if any(rank.memory and rank.memory.wrong & forged for rank in self.here.values()):
+            losses[0] += 1.0
         return Answer(step=step, norm=sum(losses), losses=tuple(losses), maxima=maxima(self.spec, step))
 
     def _finish(self, rank: SimRank) -> None:
@@ -321,7 +334,8 @@ class Arena:
 
     def _saves(self, step: Step) -> bool:
         every = self.spec.checkpoint.every
-        return bool(every and step and (step % every == 0 or step == self.spec.train.steps))
+        is_due = every and step and (step % every == 0 or step == self.spec.train.steps)
+        return bool(is_due) or step in self.asked_for
 
     def _is_every(self, step: Step) -> bool:
         every = self.spec.recovery.compare_every

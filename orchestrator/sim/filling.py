@@ -84,7 +84,11 @@ class Filling:
 
     def memory(self, device: Device) -> Memory:
         """Of a member that has received everything."""
-        return Memory(self._form.generation, self.step, self._layout.held(device), self._brought(device))
+        held, wrong = self._layout.held(device), self._brought(device)
+        restore = self._form.restore
+        if isinstance(restore, FromCheckpoint) and (flip := self._place.forged.get(restore.checkpoint.path)):
+            wrong |= {flip} if flip.is_in(held) else set()
+        return Memory(self._form.generation, self.step, held, wrong)
 
     # --- checks -----------------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from orchestrator.domain.protocol import (
     LookAround,
     OpenHost,
     PrepareSeats,
+    SaveSoon,
     SelfTest,
     SelfTested,
     ShardSaved,
@@ -117,6 +118,10 @@ class SimHost:
             case StopAfter(generation=generation):
                 for _, rank in sorted(self.ranks.items()):
                     rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_stop(generation))  # type: ignore[misc]
+            case SaveSoon(generation=generation, device=device):
+                if device in self.ranks:
+                    rank = self.ranks[device]
+                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_save(generation))  # type: ignore[misc]
             case EndJoin(generation=generation):
                 for _, rank in sorted(self.ranks.items()):
                     rank.soon(0.001, 0.25, lambda rank=rank: rank.end_join(generation))  # type: ignore[misc]

@@ -12,6 +12,7 @@ from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 
 from .clock import Clock
+from .memory import Flip
 from .scenario import Scenario
 
 
@@ -33,6 +34,10 @@ class Place:
         """Jobs whose next transfer costs a donor its life."""
         self.not_finite: set[tuple[JobId, Step]] = set()
         """Steps that came out as NaN once."""
+        self.damaged: set[str] = set()
+        """Checkpoints that nobody can read."""
+        self.forged: dict[str, Flip] = {}
+        """Checkpoints that are not what was saved: what is wrong in the memory of whoever holds that element."""
         self._last_pid = 100
 
     def note(self, line: str) -> None:

@@ -90,6 +90,7 @@ class SimRank:
         self.arrived_at = Step(0)
         self.newcomer: Copying | None = None
         self.stop_after = Generation(0)
+        self.save_soon = Generation(0)
         self.arena: Meeting | None = None
         self.session_of = Generation(0)
         self.closed = Generation(0)
@@ -177,6 +178,9 @@ class SimRank:
 
     def ask_to_stop(self, generation: Generation) -> None:
         self.stop_after = max(self.stop_after, generation)
+
+    def ask_to_save(self, generation: Generation) -> None:
+        self.save_soon = generation
 
     def stopped(self) -> None:
         """Between two steps, as asked: its connections stay open."""

@@ -41,6 +41,10 @@ class Trouble(StrEnum):
     FLIP_BIT = "flip_bit"
     SPOIL_GRADIENT = "spoil_gradient"
     """Found by the pipeline that computes the same micro-batch again."""
+    DAMAGE_CHECKPOINT = "damage_checkpoint"
+    """The newest cannot be read any more."""
+    FORGE_CHECKPOINT = "forge_checkpoint"
+    """The newest is read, whole, and is not what was saved."""
     NOT_FINITE = "not_finite"
     INJECT = "inject"
     """A fault on purpose, asked for through the kernel."""
@@ -71,6 +75,9 @@ class Scenario:
     """Jobs whose program raises in this step, every time: they must end there, with the verdict that says so."""
     starts: Mapping[str, int] = field(default_factory=dict)
     """Jobs that begin with a checkpoint of another one, and the step it is of."""
+
+    saves: tuple[float, ...] = ()
+    """When a person asks for a checkpoint of job0, in virtual seconds."""
 
     def start_of(self, job: str) -> Step:
         return Step(self.starts.get(job, 0))
@@ -123,6 +130,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         trouble_until_s=rng.uniform(10.0, 30.0),
         gentle=gentle,
         starts=starts,
+        saves=tuple(Random(f"saves {seed}").uniform(1.0, 30.0) for _ in range(4)) if seed % 10 == 8 else (),
         broken={"job0": Random(f"broken {seed}").randint(3, 25)} if seed % 10 == 7 else {},
     )
 

@@ -6,14 +6,14 @@ from typing import assert_never
 
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import JobId, NodeId, Step
-from orchestrator.domain.job import TERMINAL, Running
+from orchestrator.domain.job import TERMINAL, JobRecord, Running
 from orchestrator.domain.layout import partners
 
 from .arena import Arena
 from .host import SimHost
 from .memory import Flip
 from .rank import SimRank
-from .scenario import Trouble
+from .scenario import Trouble, profile
 from .world import World
 
 INJECTED = (
@@ -47,6 +47,7 @@ class Troublemaker:
         self._has_raised = False
         self._hung: set[tuple[JobId, Step]] = set()
         self._brought = 0
+        self._forged: set[JobId] = set()
         self.may_roll_back = not world.scenario.gentle
         self._again()
 
@@ -136,6 +137,9 @@ class Troublemaker:
                 world.note("* the store stalls")
             case Trouble.FLIP_BIT:
                 self._to_a_rank(trouble, self._flip_bit)
+            case Trouble.DAMAGE_CHECKPOINT | Trouble.FORGE_CHECKPOINT:
+                for job, record in sorted(world.records().items()):
+                    self._spoil_checkpoint(trouble, job, record)
             case Trouble.SPOIL_GRADIENT:
                 for arena in self._running_arenas():
                     arena.is_spoiled = True
@@ -232,6 +236,19 @@ class Troublemaker:
         world = self._world
         running = [(job, record.generation) for job, record in sorted(world.records().items())]
         return [world.arenas[key] for key in running if key in world.arenas]
+
+    def _spoil_checkpoint(self, trouble: Trouble, job: JobId, record: JobRecord) -> None:
+        """A forged one can only be told by the step after it, and two in a row end the job."""
+        newest, world = record.checkpoint, self._world
+        if newest is None or not newest.at or newest.path in world.forged or record.canary is not None:
+            return
+        if trouble is Trouble.DAMAGE_CHECKPOINT:
+            world.damaged.add(newest.path)
+        elif newest.after and job not in self._forged:
+            self._forged.add(job)
+            line = profile().lines[0]
+            world.forged[newest.path] = Flip(line.name, self._rng.randrange(line.numel), world.next_flip())
+        world.note(f"* {trouble} of {job}: {newest.path}")
 
     def _flip_bit(self, rank: SimRank) -> None:
         if rank.memory is not None and rank.memory.intervals:

@@ -8,7 +8,7 @@ from typing import Protocol
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import CommitCheckpoint
-from orchestrator.domain.events import CancelRequested, JobSubmitted, ReleaseRequested
+from orchestrator.domain.events import CancelRequested, CheckpointNow, JobSubmitted, ReleaseRequested
 from orchestrator.domain.ids import Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import TERMINAL, JobRecord, Reforming
 from orchestrator.domain.profile import Interval
@@ -68,6 +68,8 @@ class World(Place):
                 self.rng.uniform(0.0, 2.0),
                 lambda job=job, spec=spec: self.store.commands.append(JobSubmitted(job=job, spec=spec, at=self.clock.now)),  # type: ignore[misc]
             )
+        for at in scenario.saves:
+            self.clock.after(at, lambda: self.store.commands.append(CheckpointNow(job=JobId("job0"))))
         self._govern = govern
         self.supervisor = govern(self)
 

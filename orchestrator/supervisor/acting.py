@@ -118,7 +118,8 @@ class Hands:
 
     async def _keep_house(self, identity: EffectId, effect: OnDisk) -> None:
         try:
-            await self._world.checkpoints.keep_house(effect)
+            if outcome := await self._world.checkpoints.keep_house(effect):
+                self._tell(outcome)
         except (OSError, EverstepError) as error:
             log.warning("checkpoints_not_tidied", effect=type(effect).__name__, job=effect.job, error=str(error))
         self._tell(EffectDone(job=effect.job, effect=identity))

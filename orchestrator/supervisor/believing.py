@@ -91,7 +91,7 @@ def void_where_canary_failed(draft: Draft, generation: Generation) -> bool:
     canary = draft.record.canary
     if canary is None or not canary.failed:
         return True
-    draft.set(canary=None, void=generation)
+    draft.set(canary=None, void=generation, distrusted=draft.record.distrusted + 1)
     distrust(draft, canary.checkpoint, f"the first step after it differs: {canary.failed}")
     if isinstance(draft.state, Stopping):
         return False
@@ -127,7 +127,7 @@ def distrust(draft: Draft, checkpoint: CheckpointRef, why: str) -> None:
         said = f"the checkpoint of step {checkpoint.step} to begin with is no good: {why}"
         stop(draft, Failed(at=draft.now, message=said))
         return
-    draft.set(checkpoint=newest, older=left[1:], distrusted=record.distrusted + 1)
+    draft.set(checkpoint=newest, older=left[1:])
     then = f"the one of step {newest.step} is the newest now" if newest else "there is no other, so training begins again"
     draft.say(
         "checkpoint_distrusted",

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import CommitCheckpoint, PruneCheckpoints
+from orchestrator.domain.events import CheckpointsPruned
 from orchestrator.domain.ids import Step
 from orchestrator.domain.job import Failed
 from orchestrator.domain.protocol import ShardSaved
@@ -18,6 +19,11 @@ from .believing import believed
 from .draft import Draft
 from .forming import at_work
 from .stopping import stop
+
+LEARNED_S = 60.0
+"""After which every writer has been told of a condemned pack, so that what names it is refused."""
+REFUSED_S = 120.0
+"""After which nothing that was begun before can be committed any more, so that the pack may go."""
 
 
 def shard_saved(draft: Draft, said: ShardSaved) -> None:
@@ -48,6 +54,7 @@ def commit_ready_checkpoints(draft: Draft) -> None:
                     shards=shards,
                     spec=draft.record.spec,
                     profile=draft.record.profile,
+                    condemned=_condemned_for(draft, LEARNED_S),
                 )
             )
 
@@ -61,7 +68,19 @@ def checkpoint_committed(draft: Draft, checkpoint: CheckpointRef) -> None:
     keep = kept((newest, *(one for one in known if one.step != newest.step)), record.spec.checkpoint)
     draft.set(checkpoint=newest, older=keep[1:])
     draft.say("checkpoint", f"checkpoint of step {checkpoint.step} is committed", path=checkpoint.path)
-    draft.emit(PruneCheckpoints(job=record.id, keep=keep))
+    is_saving = any(isinstance(effect, CommitCheckpoint) for effect in draft.record.outbox.values())
+    doomed = () if is_saving else _condemned_for(draft, REFUSED_S)
+    draft.emit(PruneCheckpoints(job=record.id, keep=keep, condemned=tuple(sorted(draft.record.condemned)), doomed=doomed))
+
+
+def checkpoints_pruned(draft: Draft, said: CheckpointsPruned) -> None:
+    """What should go is condemned now: from then on it is recorded, under this supervisor's term, and found by the next."""
+    left = {pack: since for pack, since in draft.record.condemned.items() if pack not in said.deleted}
+    draft.set(condemned={**dict.fromkeys(said.condemnable, draft.now), **left})
+
+
+def _condemned_for(draft: Draft, seconds: float) -> tuple[str, ...]:
+    return tuple(sorted(pack for pack, since in draft.record.condemned.items() if draft.now - since >= seconds))
 
 
 def checkpoint_failed(draft: Draft, step: Step, message: str) -> None:

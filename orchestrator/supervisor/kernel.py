@@ -17,6 +17,8 @@ from orchestrator.domain.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointFailed,
+    CheckpointNow,
+    CheckpointsPruned,
     DeadlinePassed,
     EffectDone,
     HistoryEntry,
@@ -49,10 +51,11 @@ from orchestrator.domain.job import (
 )
 from orchestrator.domain.quarantine import Quarantine
 
+from .asked import checkpoint_now, save_where_asked
 from .draft import Draft
 from .faulting import inject, judge_faults
 from .hearing import contact_restored, deadline_passed, host_said, host_unheard
-from .keeping import checkpoint_committed, checkpoint_failed, commit_ready_checkpoints
+from .keeping import checkpoint_committed, checkpoint_failed, checkpoints_pruned, commit_ready_checkpoints
 from .sparing import want_spares
 from .stopping import host_closed, stop
 from .testing import attend
@@ -112,6 +115,7 @@ class _Cycle:
             draft = self._draft(job)
             if not draft.is_over:
                 commit_ready_checkpoints(draft)
+                save_where_asked(draft)
                 finish_if_done(draft)
             if not draft.is_over and self.nodes is not None:
                 nodes = {node.id: node for node in self.nodes}
@@ -162,6 +166,8 @@ class _Cycle:
         if draft.is_over:
             return
         match one:
+            case CheckpointNow():
+                checkpoint_now(draft)
             case CancelRequested():
                 stop(draft, Cancelled(at=self.now))
             case ProgramProbed(profile=profile, start=start):
@@ -178,6 +184,8 @@ class _Cycle:
                 checkpoint_committed(draft, checkpoint)
             case CheckpointFailed(step=at_step, message=message):
                 checkpoint_failed(draft, at_step, message)
+            case CheckpointsPruned():
+                checkpoints_pruned(draft, one)
             case HostSaid():
                 host_said(draft, one)
             case HostHeard(node=node):

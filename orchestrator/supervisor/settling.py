@@ -30,7 +30,8 @@ def try_settle(draft: Draft) -> None:
         return
     record = draft.record
     settlement = settle(state.closing.generation, record.committed, record.last_answer, state.closing.reports)
-    if settlement.answer and settlement.step > record.committed:
+    is_void = record.void == settlement.generation
+    if settlement.answer and settlement.step > record.committed and not is_void:
         record_step(draft, settlement.generation, settlement.answer, draft.now)
         if not void_where_canary_failed(draft, settlement.generation):
             return

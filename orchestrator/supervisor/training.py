@@ -24,6 +24,8 @@ RECENT = 15
 def steps_passed(draft: Draft, said: StepsPassed) -> None:
     """Votes that passed are commits, whoever tells of them first; a settled generation's late ones change nothing."""
     state = draft.state
+    if said.generation == draft.record.void:
+        return
     if isinstance(state, Starting | Reforming):
         if state.forming and state.forming.formed and said.generation == state.forming.generation:
             now_running(draft)

@@ -19,7 +19,7 @@ from api.client import ApiError, Client, EventView, GapView, StepView, Unreachab
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import Unavailable
-from orchestrator.domain.events import CancelRequested, NodeRequested, ReleaseRequested
+from orchestrator.domain.events import CancelRequested, CheckpointNow, NodeRequested, ReleaseRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import (
@@ -155,6 +155,15 @@ def test_checkpoints_are_listed_newest_first_with_what_they_cost(served: Served,
     assert client.job(JOB).checkpoint == one
     with pytest.raises(ApiError, match="there is no job job-2"):
         client.checkpoints("job-2")
+
+
+def test_a_checkpoint_is_asked_for_while_the_job_is_not_over(served: Served, client: Client) -> None:
+    running(served)
+    assert client.checkpoint_now(JOB).message == f"a checkpoint of {JOB} has been asked for"
+    assert served.desk.asked == [CheckpointNow(job=JobId(JOB))]
+    served.desk.become(JOB, Succeeded(at=NOW), "ended", "done")
+    with pytest.raises(ApiError, match="is over"):
+        client.checkpoint_now(JOB)
 
 
 # --- every error is a problem --------------------------------------------------------------------------------------------

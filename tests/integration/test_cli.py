@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from api.cli.main import app
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
-from orchestrator.domain.events import CancelRequested, NodeRequested, ReleaseRequested
+from orchestrator.domain.events import CancelRequested, CheckpointNow, NodeRequested, ReleaseRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import Cancelled, Failed, Running, Succeeded
@@ -248,11 +248,18 @@ def test_commands_reach_the_supervisor(served: Served) -> None:
     served.desk.set_nodes(Node(id=NodeId("node-1"), kind="H100", num_devices=2))
     results = [
         everstep(served, *command.split())
-        for command in ("cancel job-1", "add-node B200 --devices 4", "kill rank job-1 3", "kill node node-1")
+        for command in (
+            "cancel job-1",
+            "ckpt now job-1",
+            "add-node B200 --devices 4",
+            "kill rank job-1 3",
+            "kill node node-1",
+        )
     ]
-    assert [result.exit_code for result in results] == [0, 0, 0, 0]
+    assert [result.exit_code for result in results] == [0, 0, 0, 0, 0]
     assert [type(command) for command in served.desk.asked] == [
         CancelRequested,
+        CheckpointNow,
         NodeRequested,
         FaultRequested,
         FaultRequested,

@@ -37,6 +37,25 @@ def test_it_goes_back_to_what_it_began_with_and_makes_every_step_after_that() ->
     assert any("committed steps are run again: " in line and "from the checkpoint of step 1" in line for line in told)
 
 
+def test_a_checkpoint_that_is_asked_for_is_made_whatever_happens_meanwhile() -> None:
+    found = []
+    for seed in SEEDS:
+        drawn = scene(seed)
+        job = replace(
+            drawn.jobs[0],
+            checkpoint=replace(drawn.jobs[0].checkpoint, every=0),
+            recovery=replace(drawn.jobs[0].recovery, mirrors=1),
+            train=replace(drawn.jobs[0].train, steps=200),
+        )
+        found.append(play(replace(drawn, jobs=(job,), gentle=False, saves=(3.0, 5.0, 7.0))))
+    for one in found:
+        assert one.verdict is Verdict.PASSED, "\n".join((*one.trace[-40:], f"{one.verdict}: {one.message}"))
+        assert sum("a checkpoint has been asked for" in line for line in one.trace) == 3
+        assert any(": checkpoint of step" in line and "is committed" in line for line in one.trace), (
+            "it makes none by itself"
+        )
+
+
 def test_a_kernel_that_forgets_what_a_job_begins_with_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     step = kernel.step
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.mishaps import kills
 from orchestrator.adapters import manifest
 from orchestrator.adapters.durable import Disk
 from orchestrator.domain.checkpoint import CheckpointRef
@@ -177,3 +178,8 @@ def test_the_same_save_again_makes_other_files(before: Path, tmp_path: Path) -> 
     shards = other.save(6)
     assert job.is_right(ref), "what is committed is never written over"
     assert other.is_right(other.commit(6, 1, shards))
+
+
+def test_a_process_killed_for_real_at_any_call(tmp_path: Path) -> None:
+    found = kills(tmp_path)
+    assert found["kill_points"] > 30 and found["kill_points_ok"] == found["kill_points"]

@@ -16,7 +16,7 @@ import pytest
 from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.effects import Effect, Sabotage
-from orchestrator.domain.events import HistoryEntry, HostHeard, Input, StepRecord
+from orchestrator.domain.events import CheckpointNow, HistoryEntry, HostHeard, Input, StepRecord
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected
 from orchestrator.domain.generation import RankReport, Settlement
 from orchestrator.domain.ids import Device, JobId, NodeId
@@ -32,6 +32,7 @@ from orchestrator.domain.protocol import (
     JoinerAt,
     JoinFailed,
     Restore,
+    SaveSoon,
     StopAfter,
 )
 from orchestrator.domain.quarantine import Quarantine
@@ -55,6 +56,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "exact-1": (Restore, samples.EXACT_RESTORES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
     "heard-1": (HostHeard, samples.HEARD),
+    "asked-1": (CheckpointNow | SaveSoon, samples.ASKED),
     "starts-1": (Input, samples.STARTS),
     "doubt-requests-1": (HostRequest, doubts.REQUESTS),
     "doubt-events-1": (HostEvent, doubts.HOST_EVENTS),
@@ -65,6 +67,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
     "saved-effects-1": (Effect, believed.EFFECTS),
     "saved-records-1": (JobRecord, (believed.RECORD,)),
+    "saved-inputs-1": (Input, believed.INPUTS),
     "saved-reports-1": (RankReport, believed.REPORTS),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
@@ -89,7 +92,7 @@ def test_golden_values_decode_equal_and_are_encoded_as_they_were(name: str) -> N
 def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
-    later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS)
+    later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS, *believed.INPUTS)
     assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.domain.checkpoint import CheckpointRef
-from orchestrator.domain.effects import NoteCheckpoint, PruneCheckpoints
+from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, PruneCheckpoints
+from orchestrator.domain.events import CheckpointsPruned, EffectDone
 from orchestrator.domain.generation import Unreadable
 from orchestrator.domain.ids import Generation, NodeId, Step
 from orchestrator.domain.job import Cause, Failed, Reforming, Running, Stopping
@@ -15,7 +16,8 @@ from orchestrator.domain.protocol import FromCheckpoint, FromMemory, FromSeed, S
 from orchestrator.domain.spec import CheckpointSpec
 from orchestrator.recovery.canary import difference
 from orchestrator.recovery.retention import kept
-from tests.builders import Bench, a_report, a_spec, an_answer
+from orchestrator.supervisor.keeping import LEARNED_S, REFUSED_S
+from tests.builders import JOB, Bench, a_report, a_spec, an_answer
 
 NODES = tuple(NodeId(f"n{number}") for number in range(4))
 
@@ -98,6 +100,31 @@ def test_policies_add_up_and_the_newest_and_the_proven_one_always_stay(policy: C
     assert [one.step for one in found] == wanted
 
 
+def test_packs_are_condemned_in_the_record_refused_when_writers_know_and_deleted_after_that() -> None:
+    bench = saved(5)
+    bench.tell(CheckpointsPruned(job=JOB, condemnable=("a/1.pack", "a/2.pack"), deleted=()))
+
+    def next_ones() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Of the next checkpoint: refused by its commit, told to writers, deleted by its sweep."""
+        step = bench.record.committed + 1
+        bench.passed(step).saved(step)
+        ((number, commit),) = (
+            (number, one) for number, one in bench.record.outbox.items() if isinstance(one, CommitCheckpoint)
+        )
+        bench.tell(EffectDone(job=JOB, effect=number)).checkpoint(step)
+        prune = next(one for one in reversed(bench.record.outbox.values()) if isinstance(one, PruneCheckpoints))
+        return commit.condemned, prune.condemned, prune.doomed
+
+    both = ("a/1.pack", "a/2.pack")
+    assert next_ones() == ((), both, ())
+    bench.now += LEARNED_S
+    assert next_ones() == (both, both, ())
+    bench.now += REFUSED_S - LEARNED_S
+    assert next_ones() == (both, both, both)
+    bench.tell(CheckpointsPruned(job=JOB, condemnable=(), deleted=("a/1.pack",)))
+    assert set(bench.record.condemned) == {"a/2.pack"}
+
+
 # --- canaries ------------------------------------------------------------------------------------------------------------
 
 
@@ -131,6 +158,8 @@ def test_a_first_step_that_differs_does_not_count_and_the_older_checkpoint_is_ne
     passes_differently(bench.ready(), 11)
     assert isinstance(bench.state, Reforming) and bench.state.fault.cause is Cause.CHECKPOINT
     assert bench.record.committed == 10, "what it gave is nobody's step"
+    bench.passed(12, 13, node=NODES[0], generation=bench.record.void)
+    assert bench.record.committed == 10, "nor are those after it"
     all_report(bench, step=11)
     assert restored_step(bench) == 5, "memory that was filled from the bad one is no source"
     bench.ready().passed(6, 7)

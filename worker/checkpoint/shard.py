@@ -20,6 +20,7 @@ from orchestrator.adapters import index as indexes
 from orchestrator.adapters import manifest
 from orchestrator.adapters.durable import DISK, Disk, make_directories, write_new
 from orchestrator.adapters.index import PACKS, STATE, Index, IndexedPiece
+from orchestrator.adapters.sweeping import condemned_packs
 from orchestrator.domain.checkpoint import ShardRef
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.profile import Profile
@@ -64,11 +65,12 @@ class ShardWriter:
         """Of each pack that a known place is in."""
 
     def write(self, snapshot: Snapshot, condemned: frozenset[str] = frozenset()) -> ShardRef:
-        """A pack and its index, durable when this returns. condemned: packs that are about to go. Raises OSError.
+        """A pack and its index, durable when this returns. condemned: packs that are about to go, beside those that
+        the folder lists. Raises OSError.
 
         The state is read piece by piece, where it is: it must not change before this returns.
         """
-        self._recall(snapshot.generation, condemned)
+        self._recall(snapshot.generation, condemned | condemned_packs(self._root))
         if self._saves % CHOSEN_FOR == 0:
             self._codings.clear()
         self._saves += 1
