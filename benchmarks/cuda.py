@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -25,7 +24,9 @@ from orchestrator.domain.layout import buckets
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.protocol import FormGeneration, FromSeed
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, TrainSpec
-from worker.checkpoint.writer import Snapshot
+from worker.checkpoint.custody import Custody
+from worker.checkpoint.handover import NoSnapshots
+from worker.checkpoint.tray import Tray
 from worker.data.sources import load
 from worker.digest import digest
 from worker.loop import Trainer
@@ -91,23 +92,20 @@ def _alone(spec: JobSpec) -> Plan:
 
 def _step(spec: JobSpec, device: CudaDevice) -> float:
     program, plan = load_program(spec.program), _alone(spec)
-    with TemporaryDirectory() as nowhere:
-        trainer = Trainer(
-            spec,
-            program.describe(spec),
-            program,
-            load(spec.data),
-            plan.devices[0],
-            Unwatched(),
-            Path(nowhere),
-            lambda _: None,
-            device.torch_device,
-        )
-        session = Alone(plan=plan)
-        form = FormGeneration(generation=Generation(1), plan=plan, addresses={}, restore=FromSeed(), committed=Step(0))
-        trainer.restore(session, form)
-        times = [_timed(partial(trainer.step, session, Step(step))) for step in range(1, spec.train.steps + 1)]
-        trainer.close()
+    trainer = Trainer(
+        spec,
+        program.describe(spec),
+        program,
+        load(spec.data),
+        plan.devices[0],
+        Unwatched(),
+        NoSnapshots(),
+        device.torch_device,
+    )
+    session = Alone(plan=plan)
+    form = FormGeneration(generation=Generation(1), plan=plan, addresses={}, restore=FromSeed(), committed=Step(0))
+    trainer.restore(session, form)
+    times = [_timed(partial(trainer.step, session, Step(step))) for step in range(1, spec.train.steps + 1)]
     return median(times[3:])
 
 
@@ -116,18 +114,39 @@ def _holding(spec: JobSpec, device: CudaDevice) -> dict[str, float]:
     profile, plan = load_program(spec.program).describe(spec), _alone(spec)
     held = Holdings(buckets(plan, profile), Rank(0), None, Generation(1), device.torch_device)
     answer = Answer(step=Step(1), norm=1.0, losses=(1.0,))
-    owned = held.state[:, : held.owned]
+    custody = Custody(plan.devices[0])
+    tray = Tray(tuple(map(os.dup, custody.fds)), plan.devices[0], 1, device.torch_device, lambda _: None, lambda _: False)
+    tray.lay_out(held)
+    while tray.is_touching:
+        time.sleep(0.01)
+
+    def hand_over() -> None:
+        tray.take(held, Generation(1), None)
+
+    def settle() -> None:
+        tray.copied()
+        for place in custody.find():
+            custody.settle(place)
+
     work: dict[str, Callable[[], object]] = {
         "update": lambda: adamw(spec.train, answer, held.state, held.gradient, held.decayed),
         "hash": lambda: digest(*held.state).item(),
-        "snapshot": lambda: Snapshot.of(held, Generation(1)),
-        "snapshot_unpinned": lambda: owned.to("cpu", copy=True),
     }
     found = {"state_mb": held.state.nbytes / 1e6}
     for name, do in work.items():
         do()
         found[name] = median(_timed(do) for _ in range(ROUNDS))
-    return found
+    stalls, copies = [], []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        hand_over()
+        stalls.append(time.perf_counter() - began)
+        settle()
+        copies.append(time.perf_counter() - began)
+    tray.close()
+    custody.leave()
+    # What training waits for, and until when the state may not change: the copy goes on beside what is computed.
+    return {**found, "snapshot_stall": median(stalls), "snapshot_copied": median(copies)}
 
 
 def _timed(do: Callable[[], object]) -> float:

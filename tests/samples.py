@@ -96,6 +96,7 @@ from orchestrator.domain.protocol import (
     RanksStalled,
     SaveSoon,
     SeatsPrepared,
+    ShardNotSaved,
     ShardSaved,
     StepsPassed,
     StopAfter,
@@ -415,4 +416,5 @@ STARTS = (ProgramProbed(job=JOB, profile=PROFILE, start=CHECKPOINT),)
 ASKED: tuple[object, ...] = (CheckpointNow(job=JOB), SaveSoon(generation=G1, device=D1))
 HEARD = (HostHeard(job=JOB, node=NODE),)
 ENDINGS: tuple[HostEvent, ...] = (RankEnding(device=D2, pid=7, report=DEAD),)
-LATER: tuple[object, ...] = (*ASKED, *ENDINGS, *FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)
+SAVINGS = (ShardNotSaved(device=D1, generation=G1, step=Step(40), message="[Errno 28] No space left on device"),)
+LATER: tuple[object, ...] = (*SAVINGS, *ASKED, *ENDINGS, *FAULTS, *HEARD, *LOOKING_REQUESTS, *LOOKING_EVENTS, *JOINS)

@@ -15,7 +15,8 @@ from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.layout import buckets
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.spec import JobSpec
-from worker.checkpoint.writer import ShardWriter, Snapshot
+from worker.checkpoint.shard import ShardWriter
+from worker.checkpoint.snapshot import Snapshot
 from worker.data import sources
 from worker.programs.causal_lm import PROGRAM
 from worker.state.holdings import Holdings

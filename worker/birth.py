@@ -5,7 +5,6 @@ It owns the first instructions after the fork. It refuses to know what the proce
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -18,13 +17,11 @@ import torch
 from orchestrator.domain.protocol import OpenHost
 
 from .lifeline import Lifeline
-from .mail import BROKEN
+from .parentage import die_with_parent
 from .program import Program
 
 _NICE = 5
 """Where ranks compute on the processors that host, supervisor and Redis run on, those must not wait for a time slice."""
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +40,8 @@ class Inherited(NamedTuple):
     listener: int
     page: int
     log: int
+    slot: int
+    other_slot: int
 
 
 def settle_in(inherited: Inherited, parent: int) -> None:
@@ -53,14 +52,6 @@ def settle_in(inherited: Inherited, parent: int) -> None:
     Lifeline(inherited.page).hold()
     _keep_only(inherited)
     _write_to(inherited.log)
-
-
-def die_with_parent(parent: int) -> None:
-    """Be killed when the parent's forking thread ends; ends this process at once where that has happened already."""
-    if _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
-    if os.getppid() != parent:
-        os._exit(BROKEN)
 
 
 def _keep_only(inherited: Inherited) -> None:

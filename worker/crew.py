@@ -45,7 +45,7 @@ class Crew:
     """Used on one asyncio loop.
 
     tell: takes what becomes of the processes; heard: what a rank says, in its order; spawned: a process that has just been
-    asked for; address: where this node's ranks listen.
+    asked for; left: one that is gone and has said everything; address: where this node's ranks listen.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Crew:
         tell: Callable[[HostEvent], None],
         heard: Callable[[Seat, FromRank], None],
         spawned: Callable[[Seat], None],
+        left: Callable[[Seat], None],
     ) -> None:
         self._address = address
         self._log_dir = Path(order.log_dir)
@@ -64,6 +65,7 @@ class Crew:
         self._tell = tell
         self._heard = heard
         self._spawned = spawned
+        self._left = left
         self._zygote = Zygote(order, self._zygote_said, self._zygote_ended)
         self._started_at = 0.0
         self.opened: HostOpened | None = None
@@ -269,6 +271,7 @@ class Crew:
         if self._at.get(seat.device) is seat:
             del self._at[seat.device]
         self._tell(seat.exit_event(exit_code, seat.is_finished))
+        self._left(seat)
         seat.close()
         self._replace_in_preparations(seat)
         self._answer_preparations()

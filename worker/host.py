@@ -43,18 +43,19 @@ from orchestrator.domain.protocol import (
     RanksStalled,
     SaveSoon,
     SelfTest,
-    ShardSaved,
+    ShardNotSaved,
     StopAfter,
     Together,
 )
 
+from .checkpoint.dispatch import Dispatch
 from .crew import Crew
 from .examination import Examination
 from .injection import Injection, kill_this_process
 from .isolation import GRACE_S, Isolation
 from .leave import Leave
 from .lookout import Lookout
-from .mail import FromRank, Passed, Raised, StandsBy, order_frame
+from .mail import FromRank, HandedOver, Passed, Raised, StandsBy, order_frame
 from .outbox import Outbox
 from .page.reader import Sight
 from .processes import look_at
@@ -76,7 +77,8 @@ class Heartbeat:
 
 
 class Host:
-    """Used on one asyncio loop; `address` is where this node's ranks listen; `end` is how it dies, should that be tried."""
+    """Used on one asyncio loop; `address` is where this node's ranks listen; `end` is how it dies, where that is tried or
+    nobody counts on it any more."""
 
     def __init__(
         self,
@@ -92,8 +94,10 @@ class Host:
         self._examination = Examination(self._outbox.add)
         self._order: OpenHost | None = None
         self._crew: Crew | None = None
+        self._dispatch: Dispatch | None = None
         self._injection: Injection | None = None
         self._closing = False
+        self._ending: asyncio.Future[None] | None = None
         self._formed = Generation(0)
         self._closed = Generation(0)
         now = time.monotonic()
@@ -152,6 +156,11 @@ class Host:
         """0 where there is none."""
         return self._crew.zygote_pid if self._crew else 0
 
+    @property
+    def saver_pid(self) -> int:
+        """0 where there is none."""
+        return self._dispatch.saver_pid if self._dispatch else 0
+
     def _hear(self, term: Term) -> None:
         if term < self._term:
             raise StaleTerm(f"term {term} has been replaced by {self._term}; stop, another supervisor holds this job")
@@ -200,7 +209,10 @@ class Host:
                 self._outbox.add(opened)
             return
         self._order = order
-        self._crew = Crew(order, self._address, tell=self._outbox.add, heard=self._take_in, spawned=self._spawned)
+        self._dispatch = Dispatch(order, self._outbox.add)
+        self._crew = Crew(
+            order, self._address, tell=self._outbox.add, heard=self._take_in, spawned=self._spawned, left=self._collect
+        )
         self._injection = Injection(self._crew, self._outbox.add, self._end)
         self._crew.start()
         recovery = order.spec.recovery
@@ -216,6 +228,8 @@ class Host:
         self._formed = form.generation
         assert self._lookout is not None
         self._lookout.begin(form.generation)
+        assert self._dispatch is not None
+        self._dispatch.begin(form.generation)
         frame = order_frame(form)
         for device, seat in crew.at.items():
             if device not in form.plan.seat_of and device not in form.donors:
@@ -304,8 +318,8 @@ class Host:
         for timer in self._timers.values():
             timer.cancel()
         await self._examination.close()
-        if self._crew is not None:
-            await self._crew.close()
+        if self._crew is not None and self._dispatch is not None:
+            await asyncio.gather(self._dispatch.close(), self._crew.close())
         self._outbox.close()
 
     # --- what ranks say ---------------------------------------------------------------------------------------------------
@@ -327,7 +341,9 @@ class Host:
             case RankFinished():
                 seat.is_finished = True
                 self._outbox.add(said)
-            case ShardSaved() | JoinerAt() | JoinFailed():
+            case HandedOver():
+                self._collect(seat)
+            case ShardNotSaved() | JoinerAt() | JoinFailed():
                 self._outbox.add(said)
             case StandsBy():
                 self._opened_crew().stands_by(seat)
@@ -338,6 +354,11 @@ class Host:
                 seat.raised = message
             case _:
                 assert_never(said)
+
+    def _collect(self, seat: Seat) -> None:
+        """What it has handed over is written, whatever becomes of it."""
+        assert self._dispatch is not None
+        self._dispatch.collect(seat.custody)
 
     # --- watching ---------------------------------------------------------------------------------------------------------
 
@@ -353,8 +374,15 @@ class Host:
 
     def _watch_isolation(self) -> None:
         self._timers["isolation"] = asyncio.get_running_loop().call_later(_ISOLATION_S, self._watch_isolation)
-        verdict = self._isolation.judge(time.monotonic(), self._opened_order().spec.recovery.max_isolation_s)
+        now, allowed_s = time.monotonic(), self._opened_order().spec.recovery.max_isolation_s
+        verdict = self._isolation.judge(now, allowed_s)
         for seat in self._opened_crew().seats if verdict else ():
             assert verdict is not None
             if not (seat.is_finished and verdict.spares_finished):
                 seat.kill(verdict.reason)
+        if self._isolation.is_forsaken(now, allowed_s):
+            self._ending = asyncio.ensure_future(self._close_and_end())
+
+    async def _close_and_end(self) -> None:
+        await self._close()
+        self._end()

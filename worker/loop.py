@@ -10,10 +10,9 @@ reports, and is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -23,10 +22,10 @@ from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.layout import buckets
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Profile
-from orchestrator.domain.protocol import BeginJoin, FormGeneration, FromMemory, ShardSaved
+from orchestrator.domain.protocol import BeginJoin, FormGeneration, FromMemory
 from orchestrator.domain.spec import JobSpec
 
-from .checkpoint.writer import CheckpointWriter
+from .checkpoint.handover import Snapshots
 from .donation import Donation
 from .faultpoints import faultpoint
 from .feeding import Feeders
@@ -47,7 +46,7 @@ CPU = torch.device("cpu")
 class Trainer:
     """me: the device this process is bound to, where it takes a seat; device: what tensors are on.
 
-    tokens: the whole text, uint8; on_shard is called from a writer thread.
+    tokens: the whole text, uint8; snapshots: takes what is to be saved.
     """
 
     def __init__(
@@ -58,15 +57,14 @@ class Trainer:
         tokens: torch.Tensor,
         me: Device,
         progress: Progress,
-        checkpoint_dir: Path,
-        on_shard: Callable[[ShardSaved], None],
+        snapshots: Snapshots,
         device: torch.device = CPU,
     ) -> None:
         self._spec = spec
         self._profile = profile
         self._me = me
         self._progress = progress
-        self._writer = CheckpointWriter(checkpoint_dir, profile, me, on_shard)
+        self._snapshots = snapshots
         self._kept = Kept(spec, profile, program, me, device)
         self._workbench = Workbench(spec, profile, program, tokens, device)
         self._feeders = Feeders(me, spec.recovery.copy_mb_s * 1e6)
@@ -84,6 +82,7 @@ class Trainer:
         """
         step, kept = step_of(form.restore), self._kept
         self._feeders.stop()
+        self._snapshots.copied()
         self._progress.phase(Phase.RESTORE, form.generation, step)
         begun = perf_counter()
         self._workbench.clear()
@@ -111,9 +110,11 @@ class Trainer:
             kept=kept,
             held=held,
             feeders=self._feeders,
-            writer=self._writer,
+            snapshots=self._snapshots,
             progress=self._progress,
         )
+        if self._spec.checkpoint.every:
+            self._snapshots.lay_out(held)
         if isinstance(form.restore, FromMemory):
             with self._noting(form.generation):
                 self._stint.catch_up(session, step)
@@ -138,6 +139,7 @@ class Trainer:
 
     def report(self, generation: Generation, lost_peer: Rank | None = None, cause: str = "") -> RankReport:
         """What this rank knows, whatever it was doing when it left."""
+        self._snapshots.copied()  # what was begun is handed over now: nobody knows when there will be a next step
         held = self._kept.whole
         found = self._found[1] if self._found is not None and self._found[0] == generation else None
         changed = self._copies.changed_since(held) if held is not None and self._copies is not None else None
@@ -181,14 +183,6 @@ class Trainer:
         """The state in this rank's memory, to look at."""
         return self._kept.holdings
 
-    def flush(self) -> None:
-        """Returns when every snapshot taken so far has been written, or has failed."""
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Writes what is still to be written, then ends the writer."""
-        self._writer.close()
-
     # --- newcomers, donors and who stands by ----------------------------------------------------------------------------
 
     def feed(self, begin: BeginJoin, cookie: bytes) -> None:
@@ -200,6 +194,7 @@ class Trainer:
         """Give what this rank holds to members of a generation it has no seat in. Raises Aborted, PeerLost, NotHeld."""
         assert isinstance(form.restore, FromMemory)
         self._feeders.stop()
+        self._snapshots.copied()
         self._kept.settle(form.restore)
         self._kept.give(form.restore, donation)
 

@@ -19,7 +19,7 @@ from typing import TypeAlias, cast
 from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
-from orchestrator.domain.ids import Generation
+from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import (
     BeginJoin,
@@ -34,7 +34,7 @@ from orchestrator.domain.protocol import (
     RankReady,
     RankReported,
     SaveSoon,
-    ShardSaved,
+    ShardNotSaved,
     StopAfter,
 )
 
@@ -75,12 +75,29 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver:
+    """A snapshot lies whole in this rank's tray."""
+
+    generation: Generation
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StandsBy:
     """It is built as far as it can be without a role."""
 
 
 Said: TypeAlias = (
-    RankReported | RankReady | RankFinished | ShardSaved | JoinerAt | JoinFailed | FaultCarriedOut | StandsBy | Raised
+    RankReported
+    | RankReady
+    | RankFinished
+    | HandedOver
+    | ShardNotSaved
+    | JoinerAt
+    | JoinFailed
+    | FaultCarriedOut
+    | StandsBy
+    | Raised
 )
 FromRank: TypeAlias = Said | Passed
 

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import traceback
-from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -28,6 +27,7 @@ from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation
 
 from .birth import Inherited, Job, settle_in
+from .checkpoint.tray import Tray
 from .control import Control
 from .faultpoints import faultpoint
 from .faults import Faults
@@ -67,6 +67,7 @@ class _Rank:
         self._listener = socket.socket(fileno=inherited.listener)
         self._page = _Watched(inherited.page, self._channel)
         os.close(inherited.page)
+        self._slots = (inherited.slot, inherited.other_slot)
         self._faults = Faults(self._page, self._say)
         self._orders = Orders(me)
         # The training thread's own, but for handing over.
@@ -110,8 +111,9 @@ class _Rank:
             tokens=self._job.tokens,
             me=self._me,
             progress=progress,
-            checkpoint_dir=Path(order.checkpoint_dir),
-            on_shard=self._say,
+            snapshots=Tray(
+                self._slots, self._me, order.spec.checkpoint.every, device.torch_device, self._say, self._orders.is_closed
+            ),
             device=device.torch_device,
         )
         return Member(

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -21,6 +20,7 @@ from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
 from orchestrator.domain.protocol import FormGeneration, FromSeed
 from orchestrator.domain.spec import CheckpointSpec, JobSpec
 
+from .checkpoint.handover import NoSnapshots
 from .data.sources import load
 from .loop import Trainer
 from .parallel.data import Messages, Posted
@@ -77,27 +77,15 @@ def run(
     stage = Stage(first=0, last=profile.num_layers, devices=(device,))
     plan = Plan(pipelines=(Pipeline(stages=(stage,), micro_batches=tuple(range(spec.train.micro_batches))),))
     session = Alone(plan=plan)
-    with TemporaryDirectory() as nowhere:
-        trainer = Trainer(
-            spec,
-            profile,
-            program,
-            load(spec.data),
-            device,
-            Unwatched(),
-            Path(nowhere),
-            lambda _: None,
-            processor.torch_device,
-        )
-        trainer.restore(
-            session,
-            FormGeneration(generation=session.generation, plan=plan, addresses={}, restore=FromSeed(), committed=Step(0)),
-        )
-        answers = []
-        for step in range(1, (steps or spec.train.steps) + 1):
-            answers.append(trainer.step(session, Step(step)))
-            look(trainer, answers[-1])
-        trainer.close()
+    trainer = Trainer(spec, profile, program, load(spec.data), device, Unwatched(), NoSnapshots(), processor.torch_device)
+    trainer.restore(
+        session,
+        FormGeneration(generation=session.generation, plan=plan, addresses={}, restore=FromSeed(), committed=Step(0)),
+    )
+    answers = []
+    for step in range(1, (steps or spec.train.steps) + 1):
+        answers.append(trainer.step(session, Step(step)))
+        look(trainer, answers[-1])
     return answers
 
 

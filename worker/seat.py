@@ -17,6 +17,7 @@ from orchestrator.domain.generation import RankReport
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.protocol import RankExited
 
+from .checkpoint.custody import Custody
 from .lifeline import Lifeline
 from .logs import open_log, tail
 from .mail import BROKEN, Channel
@@ -38,6 +39,7 @@ class Seat:
     channel: Channel
     page: PageReader
     lifeline: Lifeline
+    custody: Custody
     log: Path
     log_start: int
     requested_at: float
@@ -103,6 +105,7 @@ class Seat:
         self.channel.close()
         self.page.close()
         self.lifeline.close()
+        self.custody.leave()
         if self.pidfd >= 0:
             os.close(self.pidfd)
 
@@ -150,7 +153,7 @@ class Seat:
 def open_seat(
     number: int, device: Device, generation: Generation, host_address: str, log_dir: Path
 ) -> tuple[Seat, tuple[int, ...]]:
-    """A seat whose process is still to be forked, and the descriptors to fork it with: control, listener, page, log.
+    """A seat whose process is still to be forked, and the descriptors to fork it with: see birth.Inherited.
 
     The descriptors are the caller's to close once they are sent. The listener is bound here, before the fork, so that its
     address can be in the next plan without anybody waiting for the process.
@@ -160,6 +163,7 @@ def open_seat(
     page = create_page()
     lifeline = Lifeline(page)
     lifeline.make()
+    custody = Custody(device)
     path = log_dir / f"{device.node}-{device.index}.log"
     log = open_log(path)
     host, port = listener.getsockname()[:2]
@@ -172,8 +176,9 @@ def open_seat(
         channel=Channel(ours),
         page=PageReader(page),
         lifeline=lifeline,
+        custody=custody,
         log=path,
         log_start=os.fstat(log).st_size,
         requested_at=time.monotonic(),
     )
-    return seat, (theirs.detach(), listener.detach(), page, log)
+    return seat, (theirs.detach(), listener.detach(), page, log, *map(os.dup, custody.fds))

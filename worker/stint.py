@@ -19,7 +19,7 @@ from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Step
 from orchestrator.domain.spec import JobSpec
 
-from .checkpoint.writer import CheckpointWriter, Snapshot
+from .checkpoint.handover import Snapshots
 from .faultpoints import faultpoint
 from .feeding import Feeders
 from .findings import TrainingDiverged
@@ -46,14 +46,14 @@ class Stint:
     kept: Kept
     held: Holdings
     feeders: Feeders
-    writer: CheckpointWriter
+    snapshots: Snapshots
     progress: Progress
 
     def catch_up(self, session: Session, step: Step) -> None:
         """The generation that committed `step` may not have lived to compare it, or to write all of its shards."""
         if self._is_due(step):
             self._compare(step)
-            self._save(session)
+            self._save(session, num_full=int(self._has_no_room(step)))
 
     def step(self, session: Session, step: Step, stop: bool, save: bool = False) -> Answer:
         """The step after what is held; see Trainer.step."""
@@ -74,9 +74,9 @@ class Stint:
             faultpoint("before_vote")
             ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
             self._vote_for(step)
-            entries = [ballot.new_tensor([float(stop), float(save)]), self.copies.ballot(held), ballot]
-            total = session.vote(torch.cat(entries), gradients.num_maxima)
-            sums, found = total[2 : 2 + Copies.NUM_ENTRIES], total[2 + Copies.NUM_ENTRIES :]
+            words = ballot.new_tensor([float(stop), float(save), float(self._has_no_room(step))])
+            total = session.vote(torch.cat([words, self.copies.ballot(held), ballot]), gradients.num_maxima)
+            sums, found = total[3 : 3 + Copies.NUM_ENTRIES], total[3 + Copies.NUM_ENTRIES :]
             try:
                 if self.copies.agree(sums, held, step):
                     answer = gradients.answer(found, session.plan.world_size, step)
@@ -93,6 +93,7 @@ class Stint:
         progress.passed(answer)
         faultpoint("after_vote")
         progress.phase(Phase.UPDATE, generation, step)
+        self.snapshots.copied()
         with self.feeders.updating:
             kept.apply(held, answer)
             self.feeders.applied(answer)
@@ -107,7 +108,7 @@ class Stint:
             self.copies.compare(held)
         if is_due:
             progress.phase(Phase.SAVE, generation, step)
-            self._save(session)
+            self._save(session, num_full=int(total[2]))
         return answer
 
     def _computed(self, session: Session, step: Step) -> Mapping[int, float]:
@@ -136,8 +137,21 @@ class Stint:
         every = self.spec.checkpoint.every
         return bool(every) and step > 0 and (step % every == 0 or step == self.spec.train.steps)
 
-    def _save(self, session: Session) -> None:
-        answer = self.kept.answer if self.kept.answer is not None and self.kept.answer.step == self.held.step else None
-        self.writer.save(Snapshot.of(self.held, session.generation, answer))
-        if self.held.step == self.spec.train.steps:
-            self.writer.finish()  # there is no next step to hide it behind, nor one that would try again
+    def _has_no_room(self, step: Step) -> bool:
+        """Whether a snapshot after this step could not be taken at once, should there be one; the last is waited for."""
+        return not self.snapshots.is_ready(self.held) and step < self.spec.train.steps
+
+    def _save(self, session: Session, num_full: int) -> None:
+        """num_full: ranks without room for a snapshot. One without it would make everybody else's worthless."""
+        held, generation = self.held, session.generation
+        answer = self.kept.answer if self.kept.answer is not None and self.kept.answer.step == held.step else None
+        if held.step == self.spec.train.steps:
+            # There is no next step to hide it behind, nor one that would try again.
+            self.snapshots.take_last(
+                held, generation, answer, lambda: self.progress.phase(Phase.SAVE, generation, held.step)
+            )
+        elif not num_full:
+            self.snapshots.take(held, generation, answer)
+        elif session.seat.rank == 0:
+            what = f"{num_full} of {session.plan.world_size} ranks still have two snapshots that are not written"
+            self.snapshots.skip(held.step, generation, f"{what}: they come faster than the disk takes them")

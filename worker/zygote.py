@@ -3,7 +3,7 @@
 It owns its children: it forks them on request, reaps them and says how they ended. It refuses to start threads (a fork
 copies only one), to touch an accelerator, and to live without its host.
 
-    host ── {"seat": 3, "index": 0} + fds (control, listener, page, log) ──>  zygote
+    host ── {"seat": 3, "index": 0} + fds (control, listener, page, log, slots) ──>  zygote
          <── {"kind": "warm"}                                                   once
          <── {"kind": "forked", "seat": 3, "pid": p} + pidfd
          <── {"kind": "exited", "pid": p, "code": c}                            negative for a signal
@@ -32,9 +32,10 @@ from orchestrator.domain.ids import Device
 from orchestrator.domain.protocol import OpenHost
 
 from . import rank
-from .birth import Inherited, Job, die_with_parent
+from .birth import Inherited, Job
 from .data import sources
 from .parallel.world import warm_up_world
+from .parentage import die_with_parent
 from .program import load_program
 from .warming import warm
 
@@ -88,7 +89,7 @@ def _serve(host: socket.socket, job: Job) -> NoReturn:
             reader.recv(MESSAGE_BYTES)
             _reap(host, children)
         if host.fileno() in ready:
-            data, fds, _, _ = socket.recv_fds(host, MESSAGE_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _, _ = socket.recv_fds(host, MESSAGE_BYTES, len(Inherited._fields), socket.MSG_CMSG_CLOEXEC)
             if not data:
                 _end(children)
             request = json.loads(data)

@@ -18,7 +18,7 @@ from typing import Any
 from api.chaos import FaultRequest, Schedule
 from api.schemas import read
 from api.views import FaultView, JobView, StepView, View
-from orchestrator.domain.faults import IN_THE_NEXT_PROCESS, POINTS
+from orchestrator.domain.faults import AROUND_A_SNAPSHOT, IN_THE_NEXT_PROCESS, POINTS
 
 from .client import Client
 from .errors import ApiError, Unreachable
@@ -202,7 +202,7 @@ def draw(random: Random, schedule: Schedule, job: str) -> FaultRequest:
     """One random fault. The same numbers are drawn for every kind, so that weights alone change a sequence."""
     kinds = sorted(schedule.kinds)
     kind = random.choices(kinds, [schedule.kinds[name] for name in kinds])[0]
-    point = random.choice([name for name in POINTS if name not in AFTER_LEAVING])
+    point = random.choice([name for name in POINTS if name not in AFTER_LEAVING | AROUND_A_SNAPSHOT])
     waits, seed = random.random() < schedule.at_points, random.randrange(1 << 32)
     seconds, jump_s = round(random.uniform(0.1, schedule.longest_s), 2), random.choice((-90.0, -3.0, 3.0, 90.0))
     body: dict[str, Any] = {"kind": kind, "job": job, "seed": seed}

@@ -19,11 +19,11 @@ from orchestrator.domain import codec
 from orchestrator.domain.ids import Step
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.spec import JobSpec, TrainSpec
-from worker.birth import die_with_parent
 from worker.data.sampling import batch, sample_indices
 from worker.data.sources import load, num_samples
 from worker.parallel.group import ALONE
 from worker.parallel.schedule import learning_rate
+from worker.parentage import die_with_parent
 from worker.program import Program, StageModule, load_program
 
 

@@ -13,7 +13,6 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch.distributed as dist
 
@@ -21,6 +20,7 @@ from orchestrator.domain import codec
 from orchestrator.domain.ids import Device, Generation, JobId, Step
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FormGeneration, FromSeed
+from worker.checkpoint.handover import NoSnapshots
 from worker.loop import Trainer
 from worker.progress import Unwatched
 from worker.session import Session
@@ -59,19 +59,15 @@ def main(*, exact: bool = False) -> None:
     )
     session.open()
     log = StepLog(log_file, ground.rank) if ground.rank == 0 else None
-    with TemporaryDirectory() as nowhere:
-        trainer = Trainer(
-            spec, ground.profile, ground.program, ground.tokens, seat.device, progress, Path(nowhere), lambda _: None
-        )
-        trainer.restore(session, form)
-        # As in a rank, which is born with it: a cheaper garbage collection must not hide a part of the tax.
-        gc.collect()
-        gc.freeze()
-        for number in range(1, ground.train.steps + 1):
-            answer = trainer.step(session, Step(number))
-            if log is not None:
-                log.done(number, answer.norm)
-        trainer.close()
+    trainer = Trainer(spec, ground.profile, ground.program, ground.tokens, seat.device, progress, NoSnapshots())
+    trainer.restore(session, form)
+    # As in a rank, which is born with it: a cheaper garbage collection must not hide a part of the tax.
+    gc.collect()
+    gc.freeze()
+    for number in range(1, ground.train.steps + 1):
+        answer = trainer.step(session, Step(number))
+        if log is not None:
+            log.done(number, answer.norm)
     session.close()
 
 

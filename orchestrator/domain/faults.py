@@ -27,6 +27,9 @@ POINTS = (
     "after_update",
     "in_gather",
     "after_gather",
+    "before_snapshot",
+    "in_snapshot",
+    "after_snapshot",
     "before_report",
     "in_restore",
     "in_transfer",
@@ -35,6 +38,10 @@ POINTS = (
 
 IN_THE_NEXT_PROCESS = frozenset({"in_restore", "in_transfer"})
 """Points that a rank forked in place of a dead one reaches first: a fault there waits for whoever comes next."""
+
+
+AROUND_A_SNAPSHOT = frozenset({"before_snapshot", "in_snapshot", "after_snapshot"})
+"""Points that only a step reaches after which a checkpoint is due."""
 
 
 class FaultKind(StrEnum):

@@ -334,6 +334,8 @@ class JobRecord:
     """The one that was told so."""
     saving: Mapping[Step, tuple[ShardRef, ...]] = field(default_factory=dict)
     """Shards of checkpoints that are not committed yet."""
+    unsaved: tuple[Step, ...] = ()
+    """Of this generation's newest, those that will have no checkpoint because a part could not be written."""
     plans: Mapping[Generation, Plan] = field(default_factory=dict)
     """Of the generations whose state may still be in somebody's memory."""
     hosts: frozenset[NodeId] = frozenset()

@@ -313,6 +313,19 @@ class ShardSaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardNotSaved:
+    """A device's part of a checkpoint has not been written and will not be: that step will have none. Training goes on.
+
+    message: why, in words.
+    """
+
+    device: Device
+    generation: Generation
+    step: Step
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinished:
     """A rank has passed the last step and holds the final state."""
 
@@ -380,6 +393,7 @@ HostEvent: TypeAlias = (
     | RankReady
     | StepsPassed
     | ShardSaved
+    | ShardNotSaved
     | RankFinished
     | JoinerAt
     | JoinFailed

@@ -330,7 +330,7 @@ class Arena:
         assert rank.memory is not None
         step = rank.memory.step
         if self._saves(step):
-            rank.soon(0.01, 0.3, lambda: rank.host.rank_saved(rank, self.generation, step))
+            rank.host.rank_saved(rank, self.generation, step, is_last=step == self.spec.train.steps)
 
     def _saves(self, step: Step) -> bool:
         every = self.spec.checkpoint.every

@@ -33,6 +33,7 @@ from orchestrator.domain.protocol import (
     SaveSoon,
     SelfTest,
     SelfTested,
+    ShardNotSaved,
     ShardSaved,
     StopAfter,
 )
@@ -47,10 +48,11 @@ from .place import Place
 from .rank import SimRank
 
 FLUSH_S = 0.2
+DISK_FULL = 0.03
 LAST_WORDS_LOST = 0.5
 BROKEN = 0.2
 """How often a device that is tested turns out to be."""
-GRACE_S = 60.0
+GRACE_S = FORSAKEN_S = 60.0
 WATCH_S = 5.0
 
 
@@ -260,10 +262,19 @@ class SimHost:
 
         self._soon(0.0002, 0.003, take)
 
-    def rank_saved(self, rank: SimRank, generation: Generation, step: Step) -> None:
-        self.place.shards.add((self.job, generation, step, rank.device))
-        shard = ShardRef(device=rank.device, index=f"{step}-{generation}-{rank.device}", sha256="0")
-        self.rank_says(rank, ShardSaved(generation=generation, step=step, shard=shard))
+    def rank_saved(self, rank: SimRank, generation: Generation, step: Step, is_last: bool) -> None:
+        """It has handed a snapshot over, which is written whatever becomes of it; or cannot be."""
+        device = rank.device
+
+        def write() -> None:
+            if not is_last and self.place.rng.random() < DISK_FULL:
+                self.outbox.say(ShardNotSaved(device=device, generation=generation, step=step, message="the disk is full"))
+                return
+            self.place.shards.add((self.job, generation, step, device))
+            shard = ShardRef(device=device, index=f"{step}-{generation}-{device}", sha256="0")
+            self.outbox.say(ShardSaved(generation=generation, step=step, shard=shard))
+
+        self._soon(0.01, 0.3, write)
 
     # --- its own life -----------------------------------------------------------------------------------------------------
 
@@ -311,3 +322,5 @@ class SimHost:
         allowed = self._order.spec.recovery.max_isolation_s
         if (0 < allowed < silent_s) or (silent_s > GRACE_S and still_s > GRACE_S):
             self._crew.kill_all()
+        if 0 < allowed < silent_s - FORSAKEN_S:
+            self.end()

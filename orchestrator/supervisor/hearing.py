@@ -27,6 +27,7 @@ from orchestrator.domain.protocol import (
     RanksStalled,
     SeatsPrepared,
     SelfTested,
+    ShardNotSaved,
     ShardSaved,
     StepsPassed,
 )
@@ -44,7 +45,7 @@ from .joining import (
     newcomers_prepared,
     stop_now,
 )
-from .keeping import shard_saved
+from .keeping import shard_not_saved, shard_saved
 from .losing import end_explained, host_lost, rank_exited
 from .reforming import begin_reform
 from .reporting import ask_for_patience, dispensable_suspects, give_up_silent, give_up_waiting, rank_reported
@@ -81,6 +82,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             _look_at_canary(draft)
         case ShardSaved():
             shard_saved(draft, said.event)
+        case ShardNotSaved():
+            shard_not_saved(draft, said.event)
         case JoinerAt():
             joiner_at(draft, said.event)
         case JoinFailed():

@@ -12,7 +12,7 @@ from orchestrator.domain.effects import CommitCheckpoint, PruneCheckpoints
 from orchestrator.domain.events import CheckpointsPruned
 from orchestrator.domain.ids import Step
 from orchestrator.domain.job import Failed
-from orchestrator.domain.protocol import ShardSaved
+from orchestrator.domain.protocol import ShardNotSaved, ShardSaved
 from orchestrator.recovery.retention import kept
 
 from .believing import believed
@@ -20,6 +20,8 @@ from .draft import Draft
 from .forming import at_work
 from .stopping import stop
 
+UNSAVED = 8
+"""Steps remembered as having no checkpoint: more than can be on their way to a disk at once."""
 LEARNED_S = 60.0
 """After which every writer has been told of a condemned pack, so that what names it is refused."""
 REFUSED_S = 120.0
@@ -31,9 +33,21 @@ def shard_saved(draft: Draft, said: ShardSaved) -> None:
     if at_it is None or at_it[0] != said.generation:
         return  # anything that carries an old generation is refused at the write
     have = draft.record.saving.get(said.step, ())
-    if any(shard.device == said.shard.device for shard in have):
+    if said.step in draft.record.unsaved or any(shard.device == said.shard.device for shard in have):
         return
     draft.set(saving={**draft.record.saving, said.step: (*have, said.shard)})
+
+
+def shard_not_saved(draft: Draft, said: ShardNotSaved) -> None:
+    """One part is lacking, so that step will have no checkpoint; the next one tries again. Said once a step."""
+    at_it, record = at_work(draft), draft.record
+    if at_it is None or at_it[0] != said.generation or said.step in record.unsaved:
+        return
+    draft.set(
+        unsaved=(*record.unsaved, said.step)[-UNSAVED:],
+        saving={step: shards for step, shards in record.saving.items() if step != said.step},
+    )
+    draft.say("checkpoint_failed", f"no checkpoint of step {said.step}: {said.device}: {said.message}")
 
 
 def commit_ready_checkpoints(draft: Draft) -> None:

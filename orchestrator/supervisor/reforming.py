@@ -58,7 +58,7 @@ def begin_reform(
     if draft.record.planning:
         # That plan was asked for under the next number: skip it, so that its late answer is not taken for ours.
         draft.set(generation=draft.next_generation(), planning=False)
-    draft.set(saving={}, target=None, considered=frozenset(), looking=None)
+    draft.set(saving={}, unsaved=(), target=None, considered=frozenset(), looking=None)
     if again:
         draft.update_incident(attempts=reforming.attempt)
     else:

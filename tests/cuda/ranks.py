@@ -12,7 +12,6 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FormGeneration, FromMemory, Restore
 from orchestrator.domain.spec import JobSpec
 from tests.integration.rank_processes import Child, tell
+from worker.checkpoint.handover import NoSnapshots
 from worker.data.sources import load
 from worker.digest import digest
 from worker.loop import Trainer
@@ -67,7 +67,7 @@ class Left:
     """Since the abort; None where there was none."""
 
 
-def obey(child: Child, spec: JobSpec, root: Path) -> None:
+def obey(child: Child, spec: JobSpec) -> None:
     """Runs in the rank's process until killed."""
     for name, value in (
         ("NCCL_HOSTID", f"rank-{child.rank}"),
@@ -97,8 +97,7 @@ def obey(child: Child, spec: JobSpec, root: Path) -> None:
                 load(spec.data),
                 seat.device,
                 Unwatched(),
-                root,
-                lambda _: None,
+                NoSnapshots(),
                 device.torch_device,
             )
         now.clear()

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -34,8 +33,8 @@ PP2 = a_plan(([0, 3, LAYERS], [0, 1, 2, 3]))
 TP2_PP2_DP2 = a_plan(([0, 3, LAYERS], [0, 1]), ([0, 3, LAYERS], [2, 3]), tp=2)
 
 
-def trained(spec: JobSpec, plan: Plan, root: Path, last: int = 8) -> list[Trained]:
-    with Ranks(plan.world_size, obey, spec, root) as ranks:
+def trained(spec: JobSpec, plan: Plan, last: int = 8) -> list[Trained]:
+    with Ranks(plan.world_size, obey, spec) as ranks:
         for pipe in ranks.pipes:
             pipe.send(Train(plan=plan, generation=1, restore=FromSeed(), last=last))
         found: list[Trained] = [said(ranks, rank, Trained) for rank in range(plan.world_size)]
@@ -64,34 +63,34 @@ def assert_close(answers: list[Answer], spec: JobSpec, tolerance: float = 1e-5) 
         pytest.param("nccl", TP2_PP2_DP2, id="nccl-tp2-pp2-dp2"),
     ],
 )
-def test_any_plan_has_the_curve_of_one_process_on_cpu(backend: str, plan: Plan, tmp_path: Path) -> None:
+def test_any_plan_has_the_curve_of_one_process_on_cpu(backend: str, plan: Plan) -> None:
     spec = a_spec("cuda", backend)  # type: ignore[arg-type]
-    found = trained(spec, plan, tmp_path)
+    found = trained(spec, plan)
     assert_close(found[0].answers, spec)
     print(f"step: {found[0].step_s * 1000:.1f} ms")
 
 
-def test_bf16_stays_within_a_hundredth(tmp_path: Path) -> None:
+def test_bf16_stays_within_a_hundredth() -> None:
     spec = a_spec(dtype="bf16", activation_checkpointing=True)
-    assert_close(trained(spec, ALONE, tmp_path)[0].answers, spec, 1e-2)
+    assert_close(trained(spec, ALONE)[0].answers, spec, 1e-2)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_exact_mode_has_the_same_bits_twice_and_wherever_micro_batches_are(dtype: str, tmp_path: Path) -> None:
+def test_exact_mode_has_the_same_bits_twice_and_wherever_micro_batches_are(dtype: str) -> None:
     spec = a_spec(exact=True, dtype=dtype)
-    found = [trained(spec, plan, tmp_path)[0].answers for plan in (ALONE, ALONE, DP2, OTHERWISE, PP2)]
+    found = [trained(spec, plan)[0].answers for plan in (ALONE, ALONE, DP2, OTHERWISE, PP2)]
     assert all(answers == found[0] for answers in found)
-    over_nccl = trained(replace(spec, recovery=replace(spec.recovery, backend="nccl")), ALONE, tmp_path)
+    over_nccl = trained(replace(spec, recovery=replace(spec.recovery, backend="nccl")), ALONE)
     assert over_nccl[0].answers == found[0]
     assert_close(found[0], spec, 1e-5 if dtype == "fp32" else 1e-2)
 
 
 @pytest.mark.parametrize("backend", ["links", "nccl"])
-def test_a_killed_rank_is_left_at_once_and_its_state_comes_from_its_mirror(backend: str, tmp_path: Path) -> None:
+def test_a_killed_rank_is_left_at_once_and_its_state_comes_from_its_mirror(backend: str) -> None:
     """Exact: the bits must be those of a run in which nobody died."""
     spec = a_spec("cuda", backend, exact=True)  # type: ignore[arg-type]
-    undisturbed = trained(spec, DP2, tmp_path, 12)[0]
-    with Ranks(2, obey, spec, tmp_path) as ranks:
+    undisturbed = trained(spec, DP2, 12)[0]
+    with Ranks(2, obey, spec) as ranks:
         for pipe in ranks.pipes:
             pipe.send(Train(plan=DP2, generation=1, restore=FromSeed(), last=10**6))
         until_step(ranks, 0, 4)
@@ -105,7 +104,7 @@ def test_a_killed_rank_is_left_at_once_and_its_state_comes_from_its_mirror(backe
         assert left.after_s is None or left.after_s < spec.recovery.leave_s
         report = left.report
         assert report.held is not None and report.held.step == report.passed >= 4
-        ranks.start(1, obey, spec, tmp_path)
+        ranks.start(1, obey, spec)
         restore = moved(spec, DP2, report.passed, report.answer, DP2.devices[0])
         for pipe in ranks.pipes:
             pipe.send(Train(plan=DP2, generation=2, restore=restore, last=12))
@@ -123,10 +122,10 @@ def moved(spec: JobSpec, plan: Plan, step: int, answer: Answer | None, survivor:
     return FromMemory(step=Step(step), answer=answer, moves=found.moves)
 
 
-def test_a_survivor_inside_a_kernel_leaves_when_its_communicators_are_aborted(tmp_path: Path) -> None:
+def test_a_survivor_inside_a_kernel_leaves_when_its_communicators_are_aborted() -> None:
     """The peer is stopped, not dead: nothing but the abort can end the wait."""
     spec = a_spec("cuda", "nccl")
-    with Ranks(2, obey, spec, tmp_path) as ranks:
+    with Ranks(2, obey, spec) as ranks:
         for pipe in ranks.pipes:
             pipe.send(Train(plan=DP2, generation=1, restore=FromSeed(), last=10**6))
         until_step(ranks, 0, 4)

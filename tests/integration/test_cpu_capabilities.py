@@ -14,7 +14,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.protocol import FormGeneration, FromSeed
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, TrainSpec
+from worker.checkpoint.handover import NoSnapshots
 from worker.data.sources import load
 from worker.loop import Trainer
 from worker.program import load_program
@@ -130,13 +130,9 @@ def _rank(number: int, listener: int, addresses: list[str]) -> dict[str, Any]:
         form_timeout_s=60.0,
     )
     session.open()
-    with TemporaryDirectory() as nowhere:
-        trainer = Trainer(
-            spec, profile, program, load(spec.data), DEVICES[number], Unwatched(), Path(nowhere), lambda _: None
-        )
-        trainer.restore(session, form)
-        answers = [trainer.step(session, Step(step)) for step in range(1, 6)]
-        trainer.close()
+    trainer = Trainer(spec, profile, program, load(spec.data), DEVICES[number], Unwatched(), NoSnapshots())
+    trainer.restore(session, form)
+    answers = [trainer.step(session, Step(step)) for step in range(1, 6)]
     held = trainer.holdings
     assert held is not None
     session.close()

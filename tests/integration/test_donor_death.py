@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +27,7 @@ from orchestrator.domain.profile import Interval
 from orchestrator.domain.protocol import FormGeneration, FromMemory, FromSeed
 from orchestrator.recovery.restore import RestorePlan, choose_restore
 from orchestrator.recovery.settle import settle
+from worker.checkpoint.handover import NoSnapshots
 from worker.data.sources import load
 from worker.donation import Donation
 from worker.loop import Trainer
@@ -48,20 +48,20 @@ MESSAGE = 256
 class Ranks:
     """A process per device, as a host would have; the test is their supervisor."""
 
-    def __init__(self, root: Path, devices: tuple[Device, ...]) -> None:
+    def __init__(self, devices: tuple[Device, ...]) -> None:
         context = multiprocessing.get_context("fork")
         listeners = {device: socket.create_server(("127.0.0.1", 0), backlog=64) for device in devices}
         self.addresses = {device: f"127.0.0.1:{s.getsockname()[1]}" for device, s in listeners.items()}
         self.ends: dict[Device, Connection] = {}
         self.processes: dict[Device, Any] = {}
-        self._context, self._root, self._listeners = context, root, listeners
+        self._context, self._listeners = context, listeners
         self._tokens = load(SPEC.data)
         for device in devices:
             self.start(device)
 
     def start(self, device: Device) -> None:
         self.ends[device], there = self._context.Pipe()
-        args = (device, self._listeners[device], there, self._tokens, self._root)
+        args = (device, self._listeners[device], there, self._tokens)
         self.processes[device] = self._context.Process(target=_rank, args=args, daemon=True)
         self.processes[device].start()
         there.close()
@@ -94,8 +94,8 @@ class Ranks:
 
 
 @contextmanager
-def ranks(root: Path, devices: tuple[Device, ...]) -> Iterator[Ranks]:
-    made = Ranks(root, devices)
+def ranks(devices: tuple[Device, ...]) -> Iterator[Ranks]:
+    made = Ranks(devices)
     try:
         yield made
     finally:
@@ -106,11 +106,11 @@ def ranks(root: Path, devices: tuple[Device, ...]) -> Iterator[Ranks]:
             listener.close()
 
 
-def _rank(me: Device, listener: socket.socket, end: Connection, tokens: torch.Tensor, root: Path) -> None:
+def _rank(me: Device, listener: socket.socket, end: Connection, tokens: torch.Tensor) -> None:
     gc.freeze()
     relayout.MESSAGE = MESSAGE
     profile = PROGRAM.describe(SPEC)
-    trainer = Trainer(SPEC, profile, PROGRAM, tokens, me, Unwatched(), root, lambda _: None)
+    trainer = Trainer(SPEC, profile, PROGRAM, tokens, me, Unwatched(), NoSnapshots())
     session: Session | Donation | None = None
     while True:
         form, last, dies_after = end.recv()
@@ -209,9 +209,9 @@ def most_generous(form: FormGeneration) -> tuple[Device, int]:
     return pair[0], rounds[pair]
 
 
-def test_donor_killed_in_the_middle_costs_no_step_and_nothing_is_sent_twice(tmp_path: Path) -> None:
+def test_donor_killed_in_the_middle_costs_no_step_and_nothing_is_sent_twice() -> None:
     plans = {Generation(1): TP2_PP2_DP2, Generation(2): SMALLER}
-    with ranks(tmp_path, TP2_PP2_DP2.devices) as group:
+    with ranks(TP2_PP2_DP2.devices) as group:
         said = group.form(formed(group, 1, TP2_PP2_DP2, None), 3)
         form = formed(group, 2, SMALLER, shrunk({d: report for d, (_, report) in said.items()}, 1, 3, plans))
         donor, rounds = most_generous(form)
@@ -225,11 +225,11 @@ def test_donor_killed_in_the_middle_costs_no_step_and_nothing_is_sent_twice(tmp_
         assert_equals_reference(group.form(formed(group, 3, SMALLER, again), 8), 3)
 
 
-def test_what_only_the_dead_held_counts_where_it_has_arrived(tmp_path: Path) -> None:
+def test_what_only_the_dead_held_counts_where_it_has_arrived() -> None:
     """Owner and mirror of a part are both dead when the third generation forms: no step is run again all the same."""
     plans = {Generation(1): TP2_PP2_DP2, Generation(2): SMALLER}
     donor = TP2_PP2_DP2.devices[4]
-    with ranks(tmp_path, TP2_PP2_DP2.devices) as group:
+    with ranks(TP2_PP2_DP2.devices) as group:
         said = group.form(formed(group, 1, TP2_PP2_DP2, None), 3)
         mirror, member = partners(TP2_PP2_DP2)[donor], SMALLER.devices[0]
         group.kill(mirror)

@@ -16,6 +16,7 @@ from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Rank, Ste
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromSeed, Restore, ShardSaved
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, RecoverySpec, TrainSpec
+from tests.direct import Direct
 from tests.integration.rank_processes import Child, run_all
 from worker import faultpoints
 from worker.data.sources import load
@@ -83,7 +84,8 @@ def play(
     profile = program.describe(spec)
     shards: list[ShardSaved] = []
     me = plan.devices[child.rank]
-    trainer = Trainer(spec, profile, program, load(spec.data), me, Unwatched(), Path(root), shards.append)
+    snapshots = Direct(Path(root), profile, me, shards)
+    trainer = Trainer(spec, profile, program, load(spec.data), me, Unwatched(), snapshots)
     addresses = {device: child.addresses[Rank(number)] for number, device in enumerate(plan.devices)}
     generation = Generation(first + 1)
     form = FormGeneration(generation=generation, plan=plan, addresses=addresses, restore=restore, committed=Step(first))
@@ -117,7 +119,6 @@ def play(
     except Exception as problem:
         error = f"{type(problem).__name__}: {problem}"
     report = trainer.report(generation)
-    trainer.close()
     if error:
         session.close()
     return Said(answers, report, shards, error)

@@ -26,6 +26,7 @@ from orchestrator.domain.layout import layout, partners, transfers
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, Restore, ShardSaved
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, TrainSpec
+from tests.direct import Direct
 from worker.data.sources import load
 from worker.findings import TrainingDiverged
 from worker.loop import Trainer
@@ -183,13 +184,13 @@ def _rank(
     gc.freeze()
     shards: list[ShardSaved] = []
     watch = Watch()
-    trainer = Trainer(spec, profile, PROGRAM, tokens, me, watch, root, shards.append)
+    snapshots = Direct(root, profile, me, shards)
+    trainer = Trainer(spec, profile, PROGRAM, tokens, me, watch, snapshots)
     session: Session | None = None
     while (order := end.recv()) is not None:
         form, last, leave, is_anew = order
         if is_anew:
-            trainer.close()
-            trainer = Trainer(spec, profile, PROGRAM, tokens, me, watch, root, shards.append)
+            trainer = Trainer(spec, profile, PROGRAM, tokens, me, watch, snapshots)
         if session is not None:
             session.close()
         session = Session(
@@ -218,7 +219,6 @@ def _rank(
                 answers.append(trainer.step(session, Step(step)))
                 if watch.heard[_last_pass(watch.heard) :][:7] != STEP or watch.heard.count("passed") != 1:
                     error = f"progress was told {watch.heard}"
-            trainer.flush()
         except Exception as problem:
             error = "".join(traceback.format_exception(problem))
             session.close()  # to peers this looks like a death, as it would when they are told to leave
@@ -232,7 +232,6 @@ def _rank(
                 error=error,
             )
         )
-    trainer.close()
     if session is not None:
         session.close()
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,44 +16,16 @@ from orchestrator.adapters import manifest
 from orchestrator.adapters.manifest import CheckpointCorrupt, CheckpointIncomplete
 from orchestrator.domain.checkpoint import CheckpointRef, ShardRef
 from orchestrator.domain.generation import Answer
-from orchestrator.domain.ids import Device, Generation, NodeId, Step
+from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.layout import buckets, layout
-from orchestrator.domain.plan import Pipeline, Plan, Stage
-from orchestrator.domain.profile import CHUNK, Interval, Line, Profile
+from orchestrator.domain.plan import Plan
+from orchestrator.domain.profile import CHUNK, Interval, Line
+from tests.checkpoints import CPU, PROFILE, a_plan
 from worker.checkpoint.format import chunks
 from worker.checkpoint.reader import read
 from worker.checkpoint.shard import ShardWriter
 from worker.checkpoint.snapshot import Snapshot
-from worker.checkpoint.writer import CheckpointWriter
 from worker.state.holdings import KINDS, Holdings
-
-CPU = torch.device("cpu")
-PROFILE = Profile(
-    num_layers=3,
-    lines=(
-        Line(name="embedding", shape=(256, 320), split=True, layers=(0,), decay=True),
-        Line(name="block", shape=(8, 40), split=True, layers=(1,), decay=True),
-        Line(name="norm", shape=(37,), split=False, layers=(1,), decay=False),
-        Line(name="head", shape=(16, 10), split=True, layers=(2,), decay=True),
-    ),
-    divisors=(),
-    activation_bytes=0,
-)
-
-
-def a_plan(tp: int, splits: list[list[int]]) -> Plan:
-    devices = iter(Device(NodeId(f"n{i // 2}"), i % 2) for i in range(100))
-    return Plan(
-        pipelines=tuple(
-            Pipeline(
-                stages=tuple(
-                    Stage(first=a, last=b, devices=tuple(next(devices) for _ in range(tp))) for a, b in pairwise(split)
-                ),
-                micro_batches=(number,),
-            )
-            for number, split in enumerate(splits)
-        )
-    )
 
 
 def value_of(line: Line, row: int, step: int = 5) -> torch.Tensor:
@@ -194,23 +165,7 @@ def test_a_later_generation_of_the_same_step_is_newer(tmp_path: Path) -> None:
     assert manifest.latest(tmp_path) == newer
 
 
-def test_a_shard_that_cannot_be_written_is_not_announced_and_training_goes_on(tmp_path: Path) -> None:
-    plan = a_plan(1, [[0, 3]])
-    held = Holdings(buckets(plan, PROFILE), plan.seats[0].rank, None, Generation(1), CPU)
-    said = []
-    (tmp_path / "root").write_text("a file where the directory should be")
-    writer = CheckpointWriter(tmp_path / "root", PROFILE, plan.devices[0], said.append)
-    writer.save(Snapshot.of(held, Generation(1)))
-    writer.flush()
-    assert said == [] and isinstance(writer.failure, OSError)
-    (tmp_path / "root").unlink()
-    writer.save(Snapshot.of(held, Generation(1)))
-    writer.close()
-    assert writer.failure is None
-    assert [(event.step, event.generation) for event in said] == [(0, 1)]
-
-
-@pytest.mark.parametrize("module", ["orchestrator.adapters.manifest", "worker.checkpoint.writer"])
+@pytest.mark.parametrize("module", ["orchestrator.adapters.manifest", "worker.checkpoint.saver"])
 def test_what_runs_beside_training_needs_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

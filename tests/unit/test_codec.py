@@ -65,6 +65,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "doubt-settlements-1": (Settlement, doubts.SETTLEMENTS),
     "quarantine-1": (tuple[Quarantine, ...], (doubts.QUARANTINES,)),
     "faults-1": (InjectFault | FaultCarriedOut | Sabotage | Injected, samples.FAULTS),
+    "savings-1": (HostEvent, samples.SAVINGS),
     "saved-effects-1": (Effect, believed.EFFECTS),
     "saved-records-1": (JobRecord, (believed.RECORD,)),
     "saved-inputs-1": (Input, believed.INPUTS),

@@ -49,6 +49,7 @@ from orchestrator.domain.protocol import (
     OpenHost,
     PrepareSeats,
     RankReady,
+    ShardNotSaved,
 )
 from orchestrator.planner.choose import choose
 from orchestrator.supervisor.deadlines import deadlines
@@ -225,6 +226,28 @@ def test_a_failed_checkpoint_is_told_and_only_the_last_one_fails_the_job() -> No
     assert isinstance(bench.state, Running) and "checkpoint_failed" in bench.said_to_people()
     bench.tell(CheckpointFailed(job=JOB, step=Step(20), message="disk full"))
     assert isinstance(closed(bench).state, Failed)
+
+
+def test_a_part_that_is_not_saved_costs_its_checkpoint_and_is_said_once() -> None:
+    bench = Bench().running().passed(1, 2, 3, 4, 5)
+    first, second, *others = bench.plan.devices
+    bench.saved(5, *others)
+    for device in (first, second):
+        bench.said(
+            device.node,
+            ShardNotSaved(device=device, generation=bench.record.generation, step=Step(5), message="the disk is full"),
+        )
+    assert isinstance(bench.state, Running) and bench.commits() == []
+    (told,) = [entry for entry in bench.history if entry.type == "checkpoint_failed"]
+    assert told.message == f"no checkpoint of step 5: {first}: the disk is full"
+    bench.saved(5, first, second)
+    assert 5 not in bench.record.saving, "nothing is kept of it"
+    bench.passed(6, 7, 8, 9, 10).saved(10)
+    assert [commit.step for commit in bench.commits()] == [10], "the next one tries again"
+    bench.said(
+        first.node, ShardNotSaved(device=first, generation=Generation(0), step=Step(15), message="an old generation's")
+    )
+    assert bench.record.unsaved == (5,)
 
 
 # --- the job cannot run --------------------------------------------------------------------------------------------------

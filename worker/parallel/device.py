@@ -5,7 +5,9 @@ A process without a CUDA device never touches torch.cuda. It refuses to know gro
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +17,11 @@ from orchestrator.domain.spec import DeviceKind
 
 ACCELERATOR_SLICE = 1 << 23
 """Elements that an accelerator works on at a time, where a scratch copy bounds how many."""
+
+_MADV_POPULATE_WRITE = 23
+_TOUCHED_AT_ONCE = 16 << 20
+"""Bytes: short enough to be waited for."""
+_LIBC = ctypes.CDLL(None)
 
 
 class Device(Protocol):
@@ -74,3 +81,56 @@ def slice_on(device: torch.device, in_cache: int) -> int:
 def host_memory(like: torch.Tensor) -> torch.Tensor:
     """Room on the host for a dense copy of `like`: pinned beside an accelerator, which then copies several times faster."""
     return torch.empty(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+
+
+class Copying:
+    """Copies from a device into host memory, beside whatever it computes; on CPU each has been made when it is added.
+
+    Used by one thread. What is copied must not change until `wait` has returned.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._sources: list[torch.Tensor] = []
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # what was computed so far is what is copied
+
+    def add(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        if self._stream is None:
+            target.copy_(source)
+            return
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        self._sources.append(source)  # its memory is not given to others meanwhile
+
+    def wait(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._sources.clear()
+
+
+def make_ready(memory: torch.Tensor, device: torch.device, is_over: Callable[[], bool]) -> None:
+    """Have every page of host memory there, pinned beside an accelerator, so that copying into it costs no more than that.
+
+    Slow the first time; any thread. is_over: asked now and then, to stop early. Where the system refuses it, the first
+    copy is slower, and that is all.
+    """
+    address, num_bytes = memory.data_ptr(), memory.numel() * memory.element_size()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread
+        # In one piece: a copy may not cross two.
+        torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)  # type: ignore[no-untyped-call]
+        return
+    for start in range(0, num_bytes, _TOUCHED_AT_ONCE):
+        if is_over() or _LIBC.madvise(
+            ctypes.c_void_p(address + start),
+            ctypes.c_size_t(min(_TOUCHED_AT_ONCE, num_bytes - start)),
+            _MADV_POPULATE_WRITE,
+        ):
+            return
+
+
+def let_go(memory: torch.Tensor, device: torch.device) -> None:
+    """Before memory that was made ready is unmapped."""
+    if device.type == "cuda":
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
