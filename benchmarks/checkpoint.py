@@ -103,9 +103,8 @@ class Measured:
         if held is None or step < BASE_STEP:
             return
         _note(f"step {step} is made")
-        begun = time.perf_counter()
-        self._steps.save(held, answer, is_entry=step > BASE_STEP)
-        self._found["base_s" if step == BASE_STEP else "entry_s"] = time.perf_counter() - begun
+        snapshots = self._steps.snapshots(held, answer, is_entry=step > BASE_STEP)
+        self._found["base_s" if step == BASE_STEP else "entry_s"] = self._steps.save(snapshots)
         # The same training with all but the last lines frozen, as far as a disk can tell.
         mine = held.state.clone()
         if self._kept is not None:
@@ -115,7 +114,7 @@ class Measured:
                     mine[:, columns] = self._kept[:, columns]
         self._kept = mine
         before, held.state = held.state, mine
-        self._frozen.save(held, answer, is_entry=False)
+        self._frozen.save(self._frozen.snapshots(held, answer))
         held.state = before
         _note(f"step {step} is saved")
         if step == BASE_STEP + ENTRIES:
@@ -124,9 +123,7 @@ class Measured:
 
     def _beside_dcp(self, held: Holdings, answer: Answer) -> None:
         mine = _Job(self._folder / "mine", self._spec, self._profile)
-        begun = time.perf_counter()
-        mine.save(held, answer, is_entry=False)
-        self._found["save_s"] = time.perf_counter() - begun
+        self._found["save_s"] = mine.save(mine.snapshots(held, answer))
         theirs = self._folder / "dcp"
         state = {
             f"{kind}.{name}": values
@@ -139,19 +136,23 @@ class Measured:
         self._found["dcp_bytes"] = sum(file.stat().st_size for file in theirs.rglob("*") if file.is_file())
         room = {name: torch.zeros_like(values) for name, values in state.items()}
         again = torch.zeros_like(held.state)
+        ranks = _ranks(self._profile, answer.step)
         ways: dict[str, Callable[[], object]] = {
             "dcp_load_s": lambda: dcp_load(room, checkpoint_id=theirs, no_dist=True),
             "restore_s": lambda: restore(mine.path(answer.step), held.owned_pieces, again, held.gradient),
-            "reshard_s": lambda: _resharded(mine.path(answer.step), self._profile, answer.step),
+            "reshard_s": lambda: _resharded(ranks, mine.path(answer.step)),
         }
         took: dict[str, list[float]] = {name: [] for name in ways}
+        worked: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(ROUNDS):
             for name, way in ways.items():
-                begun = time.perf_counter()
+                begun, cpu = time.perf_counter(), time.process_time()
                 way()
                 took[name].append(time.perf_counter() - begun)
+                worked[name].append(time.process_time() - cpu)
         assert torch.equal(again, held.state) and all(torch.equal(room[name], state[name]) for name in state)
         self._found |= {name: median(seconds) for name, seconds in took.items()}
+        self._found |= {name.replace("_s", "_cpu_s"): median(seconds) for name, seconds in worked.items()}
         self._found["restore_ratio_to_dcp"] = self._found["restore_s"] / self._found["dcp_load_s"]
         self._found["reshard_ratio_to_dcp"] = self._found["reshard_s"] / self._found["dcp_load_s"]
         again.zero_()
@@ -177,8 +178,9 @@ class _Job:
         self._writers = {device: ShardWriter(folder, profile, device) for device in self._plan.devices}
         spec_file.keep(folder, spec_file.Kept(job=JobId("job"), spec=spec, profile=profile))
 
-    def save(self, held: Holdings, answer: Answer, *, is_entry: bool) -> None:
-        shards = []
+    def snapshots(self, held: Holdings, answer: Answer, *, is_entry: bool = False) -> list[Snapshot]:
+        """Of each device: what it would own of this state, or of the gradient that led to it."""
+        made = []
         for seat in self._plan.seats:
             share = Holdings(buckets(self._plan, self._profile), seat.rank, None, G, CPU)
             share.step = answer.step
@@ -186,10 +188,17 @@ class _Job:
                 columns = slice(piece.offset, piece.offset + len(piece.interval))
                 share.gradient[columns] = torch.cat(held.gradients(piece.interval))
                 share.state[:, columns] = torch.cat(held.views(piece.interval), dim=1)
-            of = Snapshot.of_gradient(share, G, answer) if is_entry else Snapshot.of(share, G, answer)
-            shards.append(self._writers[seat.device].write(of))
+            made.append(Snapshot.of_gradient(share, G, answer) if is_entry else Snapshot.of(share, G, answer))
+        return made
+
+    def save(self, snapshots: list[Snapshot]) -> float:
+        """Seconds until it is committed, one device after another."""
+        begun = time.perf_counter()
+        step = snapshots[0].step
+        shards = [self._writers[seat.device].write(one) for seat, one in zip(self._plan.seats, snapshots, strict=True)]
         spec_hash = spec_file.hash_of(self._spec)
-        manifest.commit(self.path(answer.step), answer.step, G, spec_hash, self._spec.train.seed, shards)
+        manifest.commit(self.path(step), step, G, spec_hash, self._spec.train.seed, shards)
+        return time.perf_counter() - begun
 
     def path(self, step: Step) -> Path:
         return self._folder / manifest.directory_name(step, G)
@@ -199,12 +208,20 @@ class _Job:
         return sum(file.stat().st_size for file in (*packs, *self.path(step).iterdir()))
 
 
-def _resharded(path: Path, profile: Profile, step: Step) -> None:
-    plan = _plan(profile, tp=1, pp=1, dp=3)
+def _resharded(ranks: list[Holdings], path: Path) -> None:
+    for held in ranks:
+        from_checkpoint(held, path)
+
+
+def _ranks(profile: Profile, step: Step) -> list[Holdings]:
+    """What the ranks of tp1 x pp1 x dp3 would hold, its memory touched as what DCP loads into is."""
+    plan, made = _plan(profile, tp=1, pp=1, dp=3), []
     for seat in plan.seats:
         held = Holdings(buckets(plan, profile), seat.rank, None, Generation(2), CPU)
         held.step = step
-        from_checkpoint(held, path)
+        held.state.fill_(0.0)
+        made.append(held)
+    return made
 
 
 def _whole(held: Holdings) -> dict[str, torch.Tensor]:

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.text import Text
 
 from api.client.errors import ClientError
+from orchestrator.domain.errors import Refused
 
 from . import checkpoint_tables as tables
 from .session import BAD, USAGE, fail, find_job, hint, out, print_json, session_of
@@ -133,7 +134,10 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Show what nobody needs any more of a job's checkpoints, or remove it. Never the newest good one."""
-    arguments = ["gc", place(ctx, path), "--keep-last", str(keep_last), *(["--remove"] if is_meant else [])]
+    folder = place(ctx, path)
+    if is_meant:
+        _require_over(ctx, Path(folder))
+    arguments = ["gc", folder, "--keep-last", str(keep_last), *(["--remove"] if is_meant else [])]
     result = run(arguments, (), "looking")
     if as_json:
         print_json(result)
@@ -182,6 +186,19 @@ def run(arguments: Sequence[str], needs: Sequence[str], doing: str) -> dict[str,
     if result is None:
         raise ClientError(refused or f"{arguments[0]} ended with exit status {process.returncode}; see what it said above")
     return result
+
+
+def _require_over(ctx: typer.Context, folder: Path) -> None:
+    """What a job that trains has written and not committed yet looks like what nobody needs. Raises Refused."""
+    named = next((part for part in reversed(folder.parts) if part.startswith("job-")), None)
+    if named is None:
+        return
+    try:
+        found = session_of(ctx).client(retry_s=0).job(named)
+    except ClientError:
+        return  # nobody knows it, so nobody writes for it
+    if not found.is_over:
+        raise Refused(f"{named} is {found.status} and removes by itself what it does not keep; wait until it is over")
 
 
 def _step(step: int | None) -> list[str]:

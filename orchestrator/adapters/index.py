@@ -206,7 +206,7 @@ def _decode(body: Mapping[str, Any]) -> Index:
 
 
 def _check_piece(piece: IndexedPiece, lines: Mapping[str, int], packs: Mapping[str, int]) -> None:
-    if not all(isinstance(number, int) for number in (piece.start, piece.stop, piece.offset, piece.length)):
+    if not type(piece.start) is type(piece.stop) is type(piece.offset) is type(piece.length) is int:
         raise ValueError(f"{piece.kind} of {piece.line} lies nowhere")
     if not 0 <= piece.start < piece.stop <= lines[piece.line]:
         raise ValueError(f"{piece.line} has no elements {piece.start}..{piece.stop - 1}")

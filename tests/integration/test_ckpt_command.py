@@ -12,7 +12,10 @@ from typer.testing import CliRunner, Result
 from api.cli.main import app
 from orchestrator.adapters import manifest
 from orchestrator.adapters.starting_point import Found
+from orchestrator.domain.job import Failed
+from tests.desk import NOW
 from tests.saved import save, state_of
+from tests.served import serve
 from tests.tiny_model import a_spec
 
 pytestmark = pytest.mark.timeout(120)
@@ -84,6 +87,19 @@ def test_what_nobody_needs_is_shown_first_and_removed_when_asked(job: Path) -> N
     assert removed.exit_code == 0 and "3 removed" in removed.output
     assert manifest.latest(job / "checkpoints") == found[2].reference
     assert everstep("ckpt", "verify", job).exit_code == 0
+
+
+def test_nothing_is_removed_of_a_job_that_is_not_over(job: Path, tmp_path: Path) -> None:
+    found = [saved(job, step) for step in (5, 10, 15)]
+    with serve(tmp_path) as served:
+        served.desk.add("job-1")
+        for reference in (job, found[0].path):
+            result = CliRunner().invoke(app, ["--url", served.url, "ckpt", "gc", str(reference), "--remove"])
+            assert result.exit_code == 2 and "job-1 is PENDING and removes by itself" in result.stderr
+        assert all(one.path.exists() for one in found)
+        served.desk.change(served.desk.record("job-1"), state=Failed(at=NOW, message="it is over"))
+        result = CliRunner().invoke(app, ["--url", served.url, "ckpt", "gc", str(job), "--remove", "--json"])
+        assert result.exit_code == 0 and not found[0].path.exists() and found[1].path.exists()
 
 
 def test_a_model_is_exported_from_the_folder_alone(job: Path, tmp_path: Path) -> None:

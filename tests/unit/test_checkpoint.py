@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,43 +16,16 @@ from orchestrator.adapters import manifest
 from orchestrator.adapters.manifest import CheckpointCorrupt, CheckpointIncomplete
 from orchestrator.domain.checkpoint import CheckpointRef, ShardRef
 from orchestrator.domain.generation import Answer
-from orchestrator.domain.ids import Device, Generation, NodeId, Step
+from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.layout import buckets, layout
-from orchestrator.domain.plan import Pipeline, Plan, Stage
-from orchestrator.domain.profile import CHUNK, Interval, Line, Profile
+from orchestrator.domain.plan import Plan
+from orchestrator.domain.profile import CHUNK, Interval, Line
+from tests.checkpoints import CPU, PROFILE, a_plan
 from worker.checkpoint.format import chunks
 from worker.checkpoint.reader import read
 from worker.checkpoint.shard import ShardWriter
 from worker.checkpoint.snapshot import Snapshot
 from worker.state.holdings import KINDS, Holdings
-
-CPU = torch.device("cpu")
-PROFILE = Profile(
-    num_layers=3,
-    lines=(
-        Line(name="embedding", shape=(256, 320), split=True, layers=(0,), decay=True),
-        Line(name="block", shape=(8, 40), split=True, layers=(1,), decay=True),
-        Line(name="norm", shape=(37,), split=False, layers=(1,), decay=False),
-        Line(name="head", shape=(16, 10), split=True, layers=(2,), decay=True),
-    ),
-    divisors=(),
-    activation_bytes=0,
-)
-
-
-def a_plan(tp: int, splits: list[list[int]]) -> Plan:
-    devices = iter(Device(NodeId(f"n{i // 2}"), i % 2) for i in range(100))
-    return Plan(
-        pipelines=tuple(
-            Pipeline(
-                stages=tuple(
-                    Stage(first=a, last=b, devices=tuple(next(devices) for _ in range(tp))) for a, b in pairwise(split)
-                ),
-                micro_batches=(number,),
-            )
-            for number, split in enumerate(splits)
-        )
-    )
 
 
 def value_of(line: Line, row: int, step: int = 5) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from orchestrator.adapters import index as indexes
 from orchestrator.adapters import manifest, spec_file
+from orchestrator.adapters.durable import DISK, Disk
 from orchestrator.adapters.manifest import CheckpointCorrupt, CheckpointIncomplete
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer
@@ -23,6 +25,7 @@ from orchestrator.domain.layout import buckets
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Interval, Line
 from tests.checkpoints import CPU, TINY, Saves, a_plan
+from tests.disks import Cut, Killed
 from tests.tiny_model import a_spec
 from worker.checkpoint.reader import read
 from worker.checkpoint.snapshot import Snapshot
@@ -31,6 +34,7 @@ from worker.parallel.optimizer import adamw
 from worker.state.holdings import KINDS, Holdings
 from worker.state.relayout import from_checkpoint
 
+ROOT = Path(__file__).parents[1] / "golden"
 SPEC = a_spec(train={"steps": 500, "warmup_steps": 3, "weight_decay": 0.1})
 PLANS = (a_plan(1, [[0, 1, 2]]), a_plan(2, [[0, 2]]), a_plan(1, [[0, 2], [0, 2], [0, 2]]), a_plan(2, [[0, 1, 2], [0, 2]]))
 
@@ -66,8 +70,8 @@ TRAINING = Training(12)
 class Journal(Saves):
     """Bases and entries of that training."""
 
-    def __init__(self, root: Path, plan: Plan = PLANS[0]) -> None:
-        super().__init__(root, plan, self._value, profile=TINY)
+    def __init__(self, root: Path, plan: Plan = PLANS[0], disk: Disk = DISK) -> None:
+        super().__init__(root, plan, self._value, disk, TINY)
         spec_file.keep(root, spec_file.Kept(job=JobId("j"), spec=SPEC, profile=TINY))
         self.spec_hash = spec_file.hash_of(SPEC)
 
@@ -199,6 +203,26 @@ def test_a_bad_byte_in_the_middle_is_found_and_the_entry_before_it_is_right(tmp_
     assert job.is_right(refs[1])
 
 
+def test_an_entry_cut_short_at_any_call_leaves_the_one_before_it(tmp_path: Path) -> None:
+    _, refs = chain(tmp_path / "before", 2, 2)
+    number, is_over = 0, False
+    while not is_over:
+        number += 1
+        root = tmp_path / str(number)
+        shutil.copytree(tmp_path / "before", root)
+        try:
+            Journal(root, disk=Killed(number)).entry(5)
+            is_over = True
+        except Cut:
+            pass
+        newest = manifest.latest(root)
+        assert newest is not None and Journal(root).is_right(newest)
+        assert newest.step == 5 if is_over else newest.step in (4, 5)
+        later = Journal(root).checkpoint(6, generation=2)
+        assert Journal(root).is_right(later)
+    assert number > 15 and refs[-1].step == 4
+
+
 def test_what_an_entry_is_read_from_stays(tmp_path: Path) -> None:
     job, refs = chain(tmp_path, 2, 3)
     assert manifest.prune(tmp_path, 1) == ()
@@ -230,3 +254,17 @@ def test_an_entry_without_an_answer_or_settings_cannot_be_used(tmp_path: Path) -
     with pytest.raises(CheckpointCorrupt, match="nobody knows what job"):
         job.is_right(refs[1])
     assert job.is_right(refs[0])
+
+
+def test_what_this_format_wrote_stays_readable() -> None:
+    """A base and two entries that were written when the format was new; its number says which one."""
+    folder = ROOT / f"checkpoint-{indexes.FORMAT}"
+    newest = manifest.latest(folder)
+    assert newest is not None and (newest.step, newest.kind) == (5, "journal")
+    hashes = {}
+    for step in (3, 5):
+        content = read(folder / f"step-{step:08d}.g1", [Interval(line.name, 0, line.numel) for line in TINY.lines])
+        bits = b"".join(content[key].numpy().tobytes() for key in sorted(content))
+        hashes[step] = hashlib.sha256(bits).hexdigest()[:16]
+    assert hashes == {3: "6e7eb12e5dccb049", 5: "5ac764b462f82cba"}
+    assert verify(Path(newest.path)).bad == ()
