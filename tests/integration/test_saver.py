@@ -218,6 +218,7 @@ def test_training_does_not_wait_for_a_disk_that_does_not_keep_up(tmp_path: Path)
     asyncio.run(scenario())
 
 
+@pytest.mark.timeout(240)
 def test_two_hundred_saves_and_fifty_generations_leave_nothing_behind(tmp_path: Path) -> None:
     def held(pid: int) -> tuple[int, int]:
         """Descriptors, threads."""
