@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from orchestrator.adapters import index as indexes
 from orchestrator.adapters import manifest, spec_file
+from orchestrator.adapters.durable import DISK, Disk
 from orchestrator.adapters.manifest import CheckpointCorrupt, CheckpointIncomplete
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer
@@ -24,6 +25,7 @@ from orchestrator.domain.layout import buckets
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Interval, Line
 from tests.checkpoints import CPU, TINY, Saves, a_plan
+from tests.disks import Cut, Killed
 from tests.tiny_model import a_spec
 from worker.checkpoint.reader import read
 from worker.checkpoint.snapshot import Snapshot
@@ -68,8 +70,8 @@ TRAINING = Training(12)
 class Journal(Saves):
     """Bases and entries of that training."""
 
-    def __init__(self, root: Path, plan: Plan = PLANS[0]) -> None:
-        super().__init__(root, plan, self._value, profile=TINY)
+    def __init__(self, root: Path, plan: Plan = PLANS[0], disk: Disk = DISK) -> None:
+        super().__init__(root, plan, self._value, disk, TINY)
         spec_file.keep(root, spec_file.Kept(job=JobId("j"), spec=SPEC, profile=TINY))
         self.spec_hash = spec_file.hash_of(SPEC)
 
@@ -199,6 +201,26 @@ def test_a_bad_byte_in_the_middle_is_found_and_the_entry_before_it_is_right(tmp_
             job.is_right(ref)
         assert verify(Path(ref.path)).bad
     assert job.is_right(refs[1])
+
+
+def test_an_entry_cut_short_at_any_call_leaves_the_one_before_it(tmp_path: Path) -> None:
+    _, refs = chain(tmp_path / "before", 2, 2)
+    number, is_over = 0, False
+    while not is_over:
+        number += 1
+        root = tmp_path / str(number)
+        shutil.copytree(tmp_path / "before", root)
+        try:
+            Journal(root, disk=Killed(number)).entry(5)
+            is_over = True
+        except Cut:
+            pass
+        newest = manifest.latest(root)
+        assert newest is not None and Journal(root).is_right(newest)
+        assert newest.step == 5 if is_over else newest.step in (4, 5)
+        later = Journal(root).checkpoint(6, generation=2)
+        assert Journal(root).is_right(later)
+    assert number > 15 and refs[-1].step == 4
 
 
 def test_what_an_entry_is_read_from_stays(tmp_path: Path) -> None:
