@@ -69,20 +69,34 @@ async def serve(state_dir: Path) -> None:
     # One supervisor per state directory is started here, so its name may stay: a successor need not wait for the lease.
     supervisor = Supervisor(world=world, root=str(state_dir), holder=f"{socket.gethostname()}:{state_dir}")
     log.info("supervisor_started", pid=os.getpid(), ray=address)
+    homeless = asyncio.create_task(_stop_when_homeless(cluster, _this_task()))
     try:
         await supervisor.serve()
     finally:
         log.info("supervisor_stopping")
+        homeless.cancel()
         await cluster.close()
         await store.close()
 
 
 def _stop_on_signals() -> None:
     """After Ray has connected, which installs handlers of its own that end the process where it stands."""
-    serving = asyncio.current_task()
-    assert serving is not None
+    serving = _this_task()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+
+
+async def _stop_when_homeless(cluster: RayCluster, serving: asyncio.Task[None]) -> None:
+    """A driver cannot change its raylet; the keeper starts a supervisor that has the new one."""
+    await cluster.homeless.wait()
+    log.warning("ray_head_replaced", remedy="this supervisor ends, and its successor connects to the new head")
+    serving.cancel()
+
+
+def _this_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 async def _until_started(nodes: LocalNodes) -> str:

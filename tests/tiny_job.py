@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from api.client import Client
-from api.views import JobView
+from api.views import IncidentView, JobView
 
 TEXT = "the quick brown fox jumps over the lazy dog\n"
 
@@ -19,7 +19,7 @@ class TinyJob:
     id: str
 
     @classmethod
-    def start(cls, client: Client, folder: Path, within_s: float = 90, **sections: dict[str, object]) -> TinyJob:
+    def start(cls, client: Client, folder: Path, within_s: float = 90, **sections: object) -> TinyJob:
         """Returns once it has committed some steps."""
         text = folder / "tiny-job.txt"
         text.write_text(TEXT * 400)
@@ -62,6 +62,15 @@ class TinyJob:
         """So many more steps are recorded, and it runs."""
         wanted = self.view().step + steps
         return self.until(lambda view: view.status == "RUNNING" and view.step >= wanted, within_s)
+
+    def incidents_since(self, before: JobView) -> tuple[IncidentView, ...]:
+        seen = {incident.number for incident in before.incidents}
+        return tuple(incident for incident in self.view().incidents if incident.number not in seen)
+
+    def cancel(self) -> None:
+        """Its devices are free then."""
+        self.client.cancel(self.id)
+        self.client.wait(self.id, timeout_s=60)
 
     def assert_every_step_once(self) -> None:
         steps = [step.step for step in self.client.all_metrics(self.id)]

@@ -77,7 +77,8 @@ class Heartbeat:
 
 
 class Host:
-    """Used on one asyncio loop; `address` is where this node's ranks listen; `end` is how it dies, should that be tried."""
+    """Used on one asyncio loop; `address` is where this node's ranks listen; `end` is how it dies, where that is tried or
+    nobody counts on it any more."""
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class Host:
         self._dispatch: Dispatch | None = None
         self._injection: Injection | None = None
         self._closing = False
+        self._ending: asyncio.Future[None] | None = None
         self._formed = Generation(0)
         self._closed = Generation(0)
         now = time.monotonic()
@@ -372,8 +374,15 @@ class Host:
 
     def _watch_isolation(self) -> None:
         self._timers["isolation"] = asyncio.get_running_loop().call_later(_ISOLATION_S, self._watch_isolation)
-        verdict = self._isolation.judge(time.monotonic(), self._opened_order().spec.recovery.max_isolation_s)
+        now, allowed_s = time.monotonic(), self._opened_order().spec.recovery.max_isolation_s
+        verdict = self._isolation.judge(now, allowed_s)
         for seat in self._opened_crew().seats if verdict else ():
             assert verdict is not None
             if not (seat.is_finished and verdict.spares_finished):
                 seat.kill(verdict.reason)
+        if self._isolation.is_forsaken(now, allowed_s):
+            self._ending = asyncio.ensure_future(self._close_and_end())
+
+    async def _close_and_end(self) -> None:
+        await self._close()
+        self._end()

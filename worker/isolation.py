@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 GRACE_S = 60.0
 """A host nobody speaks to leaves its ranks alone at least this long, whatever they do: a supervisor may be restarting."""
+FORSAKEN_S = 60.0
+"""Beyond max_isolation_s: by then whoever is in charge counts this host as gone."""
 _STEPS_OF_PATIENCE = 10
 
 
@@ -39,6 +41,10 @@ class Isolation:
     def commit(self, now: float) -> None:
         self.longest_step_s = max(self.longest_step_s, now - self.moved_at)
         self.moved_at = now
+
+    def is_forsaken(self, now: float, max_isolation_s: float) -> bool:
+        """Whether the host itself is to end: its job may be over, and it keeps others from its devices."""
+        return 0 < max_isolation_s < now - self.heard_at - FORSAKEN_S
 
     def judge(self, now: float, max_isolation_s: float) -> Verdict | None:
         """Why ranks must be ended now, if they must; max_isolation_s 0 means that healthy ones never are."""

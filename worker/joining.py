@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -36,6 +36,10 @@ QUIET_S, PATIENCE_S = 0.25, 1.5
 """After the end of training sources may still send what they had queued: while it flows, and this long at most."""
 GREETING_S = 5.0
 """A caller who has not said by then who it is is hung up on."""
+CALL_S = 10.0
+"""A source that has not called by then cannot get here: it gives up sooner, and has nobody to tell."""
+PROBE_AFTER_S, PROBE_EVERY_S, PROBES = 3, 2, 4
+"""Of a source that sends nothing the kernel asks in the background whether it can still be heard; it may have no news."""
 CLOSE_BEHIND = 1
 """Steps that may wait at a source for it to count as caught up with."""
 
@@ -53,6 +57,8 @@ class _Source:
     """Of each chunk; -1 before it has come."""
     passed: Step = Step(0)
     behind: int = 1 << 30
+    since: float = field(default_factory=time.monotonic)
+    """It is to call."""
     last: Step | None = None
     is_lost: bool = False
     is_here: bool = False
@@ -76,6 +82,7 @@ class Joining:
         cookie: bytes,
         say: Callable[[JoinerAt | JoinFailed], None],
         chunk: int = MESSAGE,
+        call_s: float = CALL_S,
     ) -> None:
         self.generation = begin.generation
         self.of = begin.of
@@ -86,6 +93,7 @@ class Joining:
         self._cookie = cookie
         self._say = say
         self._chunk = chunk
+        self._call_s = call_s
         self._gate = threading.Lock()
         self._sources: list[_Source] = []
         self._readers: list[tuple[threading.Thread, socket.socket]] = []
@@ -152,6 +160,7 @@ class Joining:
                             os.eventfd_read(self._wake)
                     else:
                         self._accept()
+                self._miss_absent()
             return None if self._aborted else self._whole()
         finally:
             self._hang_up()
@@ -170,6 +179,13 @@ class Joining:
             reader = threading.Thread(target=self._read, args=(sock,), name="joiner", daemon=True)
             self._readers.append((reader, sock))
             reader.start()
+
+    def _miss_absent(self) -> None:
+        due = time.monotonic() - self._call_s
+        with self._gate:
+            absent = [one for one in self._sources if not (one.is_here or one.is_lost) and one.since < due]
+        for source in absent:
+            self._lost(source, f"it has not called within {self._call_s:g} s")
 
     def _hang_up(self) -> None:
         for _, sock in self._readers:
@@ -216,9 +232,10 @@ class Joining:
             return None
         said = bytes(_exactly(sock, length)).decode()
         sock.settimeout(None)
+        _keep_asking(sock)
         with self._gate:
             for source in self._sources:
-                if (str(source.name), source.attempt) == (said, attempt) and not source.is_here:
+                if (str(source.name), source.attempt) == (said, attempt) and not (source.is_here or source.is_lost):
                     source.is_here = True
                     return source
         return None
@@ -296,6 +313,14 @@ class Joining:
             self._told = self._told or is_news
         if is_news:
             self._say(JoinerAt(device=self._me, generation=self.generation, step=step))
+
+
+def _keep_asking(sock: socket.socket) -> None:
+    """Reading raises OSError soon after the other machine is heard no more."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
 
 
 def _exactly(sock: socket.socket, length: int) -> bytearray:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -25,14 +26,12 @@ from orchestrator.ports import HostGone, HostUnreachable
 from .host_link import HostLink
 from .host_wire import Call, Kind, Place, Poll, Reply, raise_for, read
 from .ray_environment import (
-    DEVICES_LABEL,
-    KIND_LABEL,
     NAMESPACE,
     RayEnvironment,
     device_resource,
-    own_labels,
     pin_resource,
 )
+from .ray_table import Raylet, Table, is_placed, read_table
 from .reach import Contact, Reach
 
 CALL_S = 5.0
@@ -59,15 +58,6 @@ _BEST_FIRST = (NodeStatus.UP, NodeStatus.UNREACHABLE, NodeStatus.LOST)
 
 
 @dataclass(frozen=True, slots=True)
-class _Raylet:
-    """A row of Ray's table: one life of a node. id: Ray's, another one after each restart."""
-
-    id: str
-    node: Node
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Line:
     """A living host as far as anybody knows."""
 
@@ -86,7 +76,7 @@ class _Line:
 
 
 class RayCluster:
-    """is_alive: what the provider of a node knows of its processes, None where it cannot say."""
+    """is_alive: what a node's provider knows of its processes, None where it cannot say. open_s: to place a host in."""
 
     def __init__(
         self,
@@ -94,14 +84,18 @@ class RayCluster:
         environment: RayEnvironment,
         *,
         is_alive: Callable[[NodeId], bool | None] = lambda _: None,
+        open_s: float = OPEN_S,
     ) -> None:
         self._address = address
         self._environment = environment
         self._is_alive = is_alive
+        self._open_s = open_s
         self._lines: dict[Key, _Line] = {}
         self._opening: dict[Key, asyncio.Lock] = {}
-        self._table: tuple[_Raylet, ...] = ()
-        self._reading: asyncio.Task[tuple[_Raylet, ...]] | None = None
+        self._table = Table()
+        self._reading: asyncio.Task[Table] | None = None
+        self.homeless = asyncio.Event()
+        """Ray's head has been replaced: it places hosts anywhere or nowhere for this process, and soon for another one."""
         self._reaches: dict[str, Reach] = {}
         self._lost_since: dict[str, float] = {}
 
@@ -129,15 +123,17 @@ class RayCluster:
         A GCS that does not answer changes nothing.
         """
         if self._reading is None:
-            self._reading = asyncio.create_task(asyncio.to_thread(_node_table))
+            self._reading = asyncio.create_task(asyncio.to_thread(read_table))
         done, _ = await asyncio.wait({self._reading}, timeout=TABLE_S)
         if done:
             reading, self._reading = self._reading, None
             if reading.exception() is None:
                 self._table = reading.result()
+                if self._table.is_homeless:
+                    self.homeless.set()
         now = time.monotonic()
         found: dict[NodeId, Node] = {}
-        for raylet in self._table:
+        for raylet in self._table.raylets:
             status = self._judge(raylet, now)
             if now - self._lost_since.get(raylet.id, now) < KEEP_LOST_S:
                 node = replace(raylet.node, status=status)
@@ -145,7 +141,7 @@ class RayCluster:
                 found[node.id] = min(node, found.get(node.id, node), key=lambda one: _BEST_FIRST.index(one.status))
         return tuple(found[id] for id in sorted(found))
 
-    def _judge(self, raylet: _Raylet, now: float) -> NodeStatus:
+    def _judge(self, raylet: Raylet, now: float) -> NodeStatus:
         reach = self._reaches.get(raylet.id)
         is_gone = reach is not None and reach.contact is Contact.GONE
         if raylet.node.status is NodeStatus.LOST or is_gone or self._is_alive(raylet.node.id) is False:
@@ -188,9 +184,9 @@ class RayCluster:
             while True:
                 if self._is_alive(node) is False:
                     raise HostGone(f"node {node} has ended")
-                actor = await self._in_thread(lambda: self._make(job, node, request.num_devices), OPEN_S)
+                actor = await self._in_thread(lambda: self._make(job, node, request.num_devices), self._open_s)
                 try:
-                    return await self._watch(job, node, actor, OPEN_S)
+                    return await self._watch_or_end(job, node, actor, self._open_s)
                 except HostGone:  # the one before it may be dead, and Ray still know it by this name
                     if asyncio.get_running_loop().time() > until:
                         raise
@@ -199,7 +195,7 @@ class RayCluster:
     def _make(self, job: JobId, node: NodeId, num_devices: int) -> Any:
         from .ray_host import MAX_CONCURRENCY, RayHost
 
-        addresses = {one.node.id: one.node.address for one in self._table or _node_table()}
+        addresses = {one.node.id: one.node.address for one in self._table.raylets or read_table().raylets}
         options: dict[str, Any] = {
             "name": actor_name(job, node),
             "namespace": NAMESPACE,
@@ -213,7 +209,7 @@ class RayCluster:
         }
         return _ray().remote(RayHost).options(**options).remote(addresses[node])
 
-    async def _attach(self, job: JobId, node: NodeId) -> _Line:
+    async def _attach(self, job: JobId, node: NodeId, *, is_wanted: bool = True) -> _Line:
         """The host with this name, from an earlier supervisor's time if need be."""
         known = self._lines.get((job, node))
         if known is not None:
@@ -226,7 +222,8 @@ class RayCluster:
             actor = await self._find(job, node)
             if actor is None:
                 raise HostGone(f"Ray knows no living host of {job} on {node}")
-            return await self._watch(job, node, actor, CALL_S)
+            watch = self._watch if is_wanted else self._watch_or_end
+            return await watch(job, node, actor, CALL_S)
 
     async def _find(self, job: JobId, node: NodeId) -> Any | None:
         try:
@@ -240,10 +237,18 @@ class RayCluster:
         self._lines[job, node] = line
         return line
 
+    async def _watch_or_end(self, job: JobId, node: NodeId, actor: Any, timeout_s: float) -> _Line:
+        """An actor that Ray has on no node by then is ended: it may be asking one that nobody reaches where to place it."""
+        try:
+            return await self._watch(job, node, actor, timeout_s)
+        except HostUnreachable:
+            await self._in_thread(partial(_end_unless_placed, actor), CALL_S)
+            raise
+
     async def _close(self, job: JobId, node: NodeId, data: bytes) -> None:
         """In order where it answers, by force where it refuses; no host is no error."""
         try:
-            line = await self._attach(job, node)
+            line = await self._attach(job, node, is_wanted=False)
         except HostGone:
             self._forget(job, node)
             return
@@ -256,8 +261,11 @@ class RayCluster:
             raise
         except EverstepError as error:
             log.warning("host_refused_to_close", job=job, node=node, error=str(error))
-        await self._in_thread(lambda: _ray().kill(line.actor, no_restart=True), CALL_S)
-        await asyncio.wait({line.gone}, timeout=CALL_S)
+        else:
+            await asyncio.wait({line.gone}, timeout=CALL_S)
+        if not line.gone.done():
+            await self._in_thread(lambda: _ray().kill(line.actor, no_restart=True), CALL_S)
+            await asyncio.wait({line.gone}, timeout=CALL_S)
         self._forget(job, node)
 
     def _forget(self, job: JobId, node: NodeId) -> None:
@@ -339,27 +347,13 @@ def _silence(line: _Line) -> str:
     return f"its machine has acknowledged nothing for {line.link.silent_s:.1f} s"
 
 
+def _end_unless_placed(actor: Any) -> None:
+    if not is_placed(actor):
+        _ray().kill(actor, no_restart=True)
+
+
 def actor_name(job: JobId, node: NodeId) -> str:
     return f"everstep-{job}-{node}"
-
-
-def _node_table() -> tuple[_Raylet, ...]:
-    """Nodes of ours in Ray's table, oldest lives first where it says so."""
-    found = []
-    rows: list[Mapping[str, Any]] = _ray().nodes()
-    for row in sorted(rows, key=lambda row: bool(row["Alive"])):
-        labels: Mapping[str, str] = row.get("Labels") or {}
-        if KIND_LABEL in labels:
-            node = Node(
-                id=NodeId(row["NodeName"]),
-                kind=labels[KIND_LABEL],
-                num_devices=int(labels[DEVICES_LABEL]),
-                status=NodeStatus.UP if row["Alive"] else NodeStatus.LOST,
-                address=row["NodeManagerAddress"],
-                labels=own_labels(labels),
-            )
-            found.append(_Raylet(row["NodeID"], node, int(row["NodeManagerPort"])))
-    return tuple(found)
 
 
 async def _awaited(reference: Awaitable[bytes]) -> bytes:

@@ -7,9 +7,11 @@ node's raylet once the actor runs.
 from __future__ import annotations
 
 import asyncio
+import os
 
 from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError, StaleTerm
+from orchestrator.domain.protocol import CloseHost
 from worker.host import Host
 
 from .host_server import HostServer
@@ -17,6 +19,9 @@ from .host_wire import Call, Kind, Place, Poll, Reply, read
 
 MAX_CONCURRENCY = 8
 """Supervisors that ask where it listens, at once."""
+
+ANSWER_S = 0.1
+"""For the last answer to leave."""
 
 
 class RayHost:
@@ -41,6 +46,10 @@ class RayHost:
         try:
             call = read(Call, data)
             await self._host.handle(call.term, call.effect, call.request)
+            if isinstance(call.request, CloseHost):
+                # By itself: Ray's word to end may not get here where a link was cut, and until it has ended its node's
+                # devices are taken.
+                asyncio.get_running_loop().call_later(ANSWER_S, os._exit, 0)
         except StaleTerm as error:
             return codec.dumps(Reply(stale=str(error)))
         except EverstepError as error:

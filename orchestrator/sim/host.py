@@ -52,7 +52,7 @@ DISK_FULL = 0.03
 LAST_WORDS_LOST = 0.5
 BROKEN = 0.2
 """How often a device that is tested turns out to be."""
-GRACE_S = 60.0
+GRACE_S = FORSAKEN_S = 60.0
 WATCH_S = 5.0
 
 
@@ -322,3 +322,5 @@ class SimHost:
         allowed = self._order.spec.recovery.max_isolation_s
         if (0 < allowed < silent_s) or (silent_s > GRACE_S and still_s > GRACE_S):
             self._crew.kill_all()
+        if 0 < allowed < silent_s - FORSAKEN_S:
+            self.end()

@@ -1,4 +1,5 @@
-"""One cluster for all tests here: four machines as network namespaces, Ray's head and everything else in this one.
+"""One cluster for all tests here: four machines as network namespaces, Ray's head and everything else in this one; a job
+for each file.
 
 Where namespaces are not to be had the tests are skipped, and the end of the test run says so and why.
 """
@@ -49,10 +50,15 @@ def cluster(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loca
         assert not marked({CLUSTER_MARK: ray_environment.for_state_dir(state_dir).cluster}), "left after down"
 
 
-@pytest.fixture(scope="package")
-def job(cluster: LocalCluster) -> Iterator[TinyJob]:
+@pytest.fixture(scope="module")
+def job(cluster: LocalCluster, request: pytest.FixtureRequest) -> Iterator[TinyJob]:
+    """A file's JOB says how it differs from a tiny one."""
     with Client(cluster.url, retry_s=30) as client:
-        yield TinyJob.start(client, cluster.state_dir)
+        running = TinyJob.start(client, cluster.state_dir, **getattr(request.module, "JOB", {}))
+        try:
+            yield running
+        finally:
+            running.cancel()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -65,6 +65,7 @@ class Pair:
     queue_bytes: int = 64 << 20
     queue_steps: int = 256
     rate: float = 0.0
+    call_s: float = 10.0
     said: list[JoinerAt | JoinFailed] = field(default_factory=list)
     slowest: float = 0.0
     step: int = 0
@@ -92,6 +93,7 @@ class Pair:
             cookie=COOKIE,
             say=self.said.append,
             chunk=CHUNK,
+            call_s=self.call_s,
         )
         self.result: list[Holdings | None] = []
         self.newcomer = threading.Thread(target=lambda: self.result.append(self.joining.run()))
@@ -245,6 +247,20 @@ def test_lost_source_is_told_and_what_another_gives_instead_is_taken() -> None:
         pair.feeder = pair.feed(again)
         pair.train_until(lambda: bool(pair.said))
         pair.assert_has_the_bits(pair.finish())
+
+
+def test_source_that_never_calls_is_told_as_lost() -> None:
+    """A link that is broken one way: its source gives up calling, and cannot say so."""
+    with a_pair(call_s=0.2) as pair:
+        pair.train_until(lambda: bool(pair.said))
+        pair.said.clear()
+        pair.joining.expect(replace(pair.begin, attempt=1))
+        deadline = time.monotonic() + 10
+        while not pair.said and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (failed,) = pair.said
+        assert isinstance(failed, JoinFailed) and (failed.source, failed.attempt) == (OLD, 1)
+        assert "has not called within 0.2 s" in failed.message
 
 
 def test_strangers_and_aborts_leave_nothing_behind() -> None:

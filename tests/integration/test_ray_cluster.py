@@ -242,6 +242,24 @@ def test_stopped_host_is_unreachable_and_comes_back(nodes: LocalNodes, tmp_path:
     on(nodes, test)
 
 
+def test_host_that_is_not_placed_in_time_is_given_up_and_asked_for_anew(nodes: LocalNodes, tmp_path: Path) -> None:
+    """Here because another job has the devices: what matters is that Ray has it nowhere."""
+    first, second = JobId("job-5"), JobId("job-6")
+
+    async def test(cluster: RayCluster) -> None:
+        await open_host(cluster, H, tmp_path, first)
+        hasty = RayCluster(nodes.registry().address, nodes.environment, open_s=2.0)
+        with pytest.raises(HostUnreachable):
+            await open_host(hasty, H, tmp_path, second)
+        with pytest.raises(HostGone):
+            await hasty.poll(second, H, TERM, 0, 0, 0.0)
+        await cluster.call(first, H, TERM, EffectId("close"), CloseHost())
+        await open_host(cluster, H, tmp_path, second)
+        await cluster.call(second, H, TERM, EffectId("close"), CloseHost())
+
+    on(nodes, test)
+
+
 def test_node_is_added_and_killed_with_everything_on_it(nodes: LocalNodes, tmp_path: Path) -> None:
     async def test(cluster: RayCluster) -> None:
         job = JobId("job-4")

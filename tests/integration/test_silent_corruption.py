@@ -34,7 +34,7 @@ def test_flipped_bits_are_undone_and_accused_devices_come_back_after_their_self_
     }
 
     async def scenario() -> None:
-        async with a_rig(tmp_path, num_nodes=2) as rig:
+        async with a_rig(tmp_path, num_devices=2) as rig:
 
             async def disturb(step: int) -> None:
                 if fault := asked.pop(step, None):

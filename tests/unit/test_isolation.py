@@ -36,6 +36,14 @@ def test_at_the_limit_even_healthy_and_finished_ranks_are_ended() -> None:
     assert verdict is not None and not verdict.spares_finished
 
 
+def test_host_that_everybody_counts_as_gone_ends_itself_unless_isolation_has_no_limit() -> None:
+    isolation = an_isolation()
+    assert not isolation.is_forsaken(659.0, 600.0) and isolation.is_forsaken(661.0, 600.0)
+    isolation.hear(600.0)
+    assert not isolation.is_forsaken(661.0, 600.0)
+    assert not an_isolation().is_forsaken(1e6, 0.0)
+
+
 def test_the_longest_step_is_learned_from_commits_not_from_forming() -> None:
     isolation = an_isolation()
     isolation.move(100.0)
