@@ -38,7 +38,7 @@ from worker.state.holdings import KINDS, Holdings
 
 G = Generation(1)
 ME = Device(NodeId("n0"), 0)
-ROUNDS = 3
+ROUNDS = 2
 QUIET_STEPS = 3
 EVERY = 10
 SAMPLE_S = 0.02
