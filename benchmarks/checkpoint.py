@@ -9,6 +9,7 @@ save it, at every step, and by DCP. The last line of output is one JSON object.
     bytes_ratio_frozen     the same with 95 % of the elements frozen, every save a base
     restore_ratio_to_dcp   seconds to restore everything, over DCP's load of it into tensors that are there already
     reshard_ratio_to_dcp   seconds to restore the three ranks of tp1 x pp1 x dp3 one after another, over the same
+    stall_ratio_to_async_save, stall_share_of_step, memory_ratio   what training sees of a save: checkpoint_stall.py
     flips_found, _tried    single bytes changed at random in a small checkpoint, and those that verifying it found
     kill_points, _ok       calls by which a save, its commit and a removal change the disk; and those of them at which
                            a process could be killed with a checkpoint there afterwards, right in every bit
@@ -48,6 +49,7 @@ from worker.state.holdings import KINDS, Holdings
 from worker.state.pieces import Piece
 from worker.state.relayout import from_checkpoint
 
+from .checkpoint_stall import stalls
 from .mishaps import flips, kills
 
 CPU = torch.device("cpu")
@@ -63,7 +65,10 @@ def main() -> None:
     options = _options()
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # DCP is alone, as we are
     with TemporaryDirectory(prefix="checkpoint-", dir=options.folder) as folder:
-        found = {**Measured(Path(folder), _spec(options)).all(), **flips(Path(folder) / "f"), **kills(Path(folder) / "k")}
+        spec = _spec(options)
+        found = {**Measured(Path(folder), spec).all(), **flips(Path(folder) / "f"), **kills(Path(folder) / "k")}
+        _note("what training sees of a save")
+        found |= stalls(Path(folder) / "s", spec, load_program(spec.program).describe(spec))
     print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}))
 
 

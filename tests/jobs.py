@@ -14,6 +14,10 @@ from worker.reference import run
 EXAMPLE = Path(__file__).resolve().parent.parent / "worker" / "examples" / "byte-gpt.yaml"
 
 
+ENDLESS = 100_000
+"""Steps of a job that is stopped once what it is for has happened."""
+
+
 def a_job(steps: int = 24, **train: object) -> JobSpec:
     """The example with short sequences: tp 2 x pp 2, dp as the devices allow."""
     spec = load_job_file(EXAMPLE.read_text("utf-8"), "application/yaml")
@@ -28,12 +32,16 @@ def a_job(steps: int = 24, **train: object) -> JobSpec:
 
 
 @cache
-def _curve(spec_json: str) -> tuple[float, ...]:
-    return tuple(answer.loss for answer in run(codec.loads(JobSpec, spec_json)))
+def _curve(spec_json: str, steps: int) -> tuple[float, ...]:
+    return tuple(answer.loss for answer in run(codec.loads(JobSpec, spec_json), steps))
 
 
-def largest_gap(losses: dict[int, float], spec: JobSpec) -> float:
-    """Largest relative difference to the undisturbed curve; every step must be there."""
-    assert sorted(losses) == list(range(1, spec.train.steps + 1)), f"{len(losses)} of {spec.train.steps} steps"
-    wanted = _curve(codec.dumps(spec).decode())
+def largest_gap(losses: dict[int, float], spec: JobSpec, steps: int | None = None) -> float:
+    """Largest relative difference to the undisturbed curve; every step must be there.
+
+    steps: of a job that was stopped after so many.
+    """
+    steps = steps or spec.train.steps
+    assert sorted(losses) == list(range(1, steps + 1)), f"{len(losses)} of {steps} steps"
+    wanted = _curve(codec.dumps(spec).decode(), steps)
     return max(abs(losses[step] - loss) / abs(loss) for step, loss in enumerate(wanted, start=1))

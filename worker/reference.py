@@ -20,7 +20,7 @@ from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
 from orchestrator.domain.protocol import FormGeneration, FromSeed
 from orchestrator.domain.spec import CheckpointSpec, JobSpec
 
-from .checkpoint.handover import NoSnapshots
+from .checkpoint.handover import NoSnapshots, Snapshots
 from .data.sources import load
 from .loop import Trainer
 from .parallel.data import Messages, Posted
@@ -62,11 +62,14 @@ class Alone:
 
 
 def run(
-    spec: JobSpec, steps: int | None = None, look: Callable[[Trainer, Answer], None] = lambda trainer, answer: None
+    spec: JobSpec,
+    steps: int | None = None,
+    look: Callable[[Trainer, Answer], None] = lambda trainer, answer: None,
+    snapshots: Snapshots | None = None,
 ) -> list[Answer]:
     """The first `steps` steps of the job (all of them by default), from its seed. Raises Refused, TrainingDiverged.
 
-    look: is shown the trainer after each step.
+    look: is shown the trainer after each step, and takes what snapshots it likes.
     """
     processor = device_of(spec.train.device, 0)
     processor.activate()
@@ -77,7 +80,16 @@ def run(
     stage = Stage(first=0, last=profile.num_layers, devices=(device,))
     plan = Plan(pipelines=(Pipeline(stages=(stage,), micro_batches=tuple(range(spec.train.micro_batches))),))
     session = Alone(plan=plan)
-    trainer = Trainer(spec, profile, program, load(spec.data), device, Unwatched(), NoSnapshots(), processor.torch_device)
+    trainer = Trainer(
+        spec,
+        profile,
+        program,
+        load(spec.data),
+        device,
+        Unwatched(),
+        snapshots or NoSnapshots(),
+        processor.torch_device,
+    )
     trainer.restore(
         session,
         FormGeneration(generation=session.generation, plan=plan, addresses={}, restore=FromSeed(), committed=Step(0)),

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(200)
 
 def test_a_job_on_cpu_trains_beside_a_device_it_does_not_see(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with a_rig(tmp_path, num_nodes=2) as rig:
+        async with a_rig(tmp_path, num_devices=2) as rig:
             job = await rig.run(on_cpu(a_spec(steps=4)))
             assert isinstance(job.state, Succeeded), job.state
 
@@ -34,7 +34,7 @@ def test_a_killed_rank_does_not_change_the_curve(tmp_path: Path) -> None:
     spec = a_spec(steps=24)
 
     async def scenario() -> None:
-        async with a_rig(tmp_path) as rig:
+        async with a_rig(tmp_path, num_nodes=4, num_devices=2) as rig:
             job = await rig.run(spec, lambda step: rig.kill_rank(3) if step == 8 else None)
             assert isinstance(job.state, Succeeded), job.state
             print("pauses", [round(incident.pause_s or 0, 3) for incident in job.incidents])

@@ -1,6 +1,7 @@
 """The whole thing: embedded Redis, Ray with four emulated nodes, supervisor and API as processes of their own.
 
-One cluster serves every test here; each damages a job of its own and compares its curve with the undisturbed one.
+One cluster serves every test here. One job goes through most of the trouble there is, and several tests look at what became
+of it; its curve is compared with the undisturbed one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -88,50 +90,66 @@ def _pids(job: JobView) -> dict[str, int | None]:
     return {seat.device: seat.pid for seat in job.plan.seats}
 
 
-def test_every_rank_is_killed_in_turn_and_the_curve_is_the_undisturbed_one(client: Client) -> None:
-    def kill(job: str, step: StepView) -> None:
-        if step.step % 4 == 0 and step.step <= 32:
-            pid = next(seat.pid for seat in client.job(job).plan.seats if seat.rank == step.step // 4 - 1)  # type: ignore[union-attr]
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-
-    job = _run(client, 40, kill)
-    assert job.status == "SUCCEEDED", job.reason
-    assert [incident.cause for incident in job.incidents] == ["rank_lost"] * 8
-    assert sum(incident.rolled_back for incident in job.incidents) == 0
-    assert largest_gap(_losses(client, job.id), a_job(40)) <= 1e-5
+KILLS = {step: step // 4 - 1 for step in range(4, 36, 4)}
+"""Step -> the rank that is killed at it: each of eight."""
+CONTROL = {40: "supervisor", 47: "api", 54: "redis"}
+NODE_KILLED, NODE_ADDED, STEPS = 62, 72, 115
 
 
-def test_supervisor_api_and_redis_are_killed_and_no_rank_restarts(cluster: LocalCluster, client: Client) -> None:
-    seen: list[dict[str, int | None]] = []
+@dataclass
+class Story:
+    """A job that all of that has happened to, while it trained."""
 
-    def kill(job: str, step: StepView) -> None:
-        victim = {6: "supervisor", 14: "api", 22: "redis"}.get(step.step)
-        if victim is not None:
-            seen.append(_pids(client.job(job)))
-            processes = status(cluster.state_dir)["processes"]
-            assert isinstance(processes, dict)
-            os.kill(processes[victim], signal.SIGKILL)
-
-    job = _run(client, 60, kill)
-    assert job.status == "SUCCEEDED", job.reason
-    assert len(seen) == 3 and seen[0] == seen[1] == seen[2]
-    assert job.generation == 1 and not job.incidents
-    assert largest_gap(_losses(client, job.id), a_job(60)) <= 1e-5
+    job: JobView
+    losses: dict[int, float]
+    seen: dict[int, JobView] = field(default_factory=dict)
+    """As it was just before each blow to the control plane, and before the node was killed."""
 
 
-def test_node_of_rank_0_is_killed_and_one_is_added_back(client: Client) -> None:
-    def disturb(job: str, step: StepView) -> None:
-        if step.step == 8:
-            client.kill_node(client.job(job).plan.seats[0].device.rpartition("/")[0])  # type: ignore[union-attr]
-        elif step.step == 20:
-            client.add_node("H100", 2)
+@pytest.fixture(scope="module")
+def story(cluster: LocalCluster) -> Story:
+    seen: dict[int, JobView] = {}
+    with Client(cluster.url, retry_s=30) as client:
 
-    job = _run(client, 60, disturb)
-    assert job.status == "SUCCEEDED", job.reason
-    assert job.incidents[0].cause == "node_lost"
-    assert sum(incident.rolled_back for incident in job.incidents) == 0
-    assert largest_gap(_losses(client, job.id), a_job(60)) <= 1e-5
+        def disturb(job: str, step: StepView) -> None:
+            at = step.step
+            if at in KILLS:
+                pid = next(seat.pid for seat in client.job(job).plan.seats if seat.rank == KILLS[at])  # type: ignore[union-attr]
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+            elif at in CONTROL:
+                seen[at] = client.job(job)
+                processes = status(cluster.state_dir)["processes"]
+                assert isinstance(processes, dict)
+                os.kill(processes[CONTROL[at]], signal.SIGKILL)
+            elif at == NODE_KILLED:
+                seen[at] = client.job(job)
+                client.kill_node(seen[at].plan.seats[0].device.rpartition("/")[0])  # type: ignore[union-attr]
+            elif at == NODE_ADDED:
+                client.add_node("H100", 2)
+
+        job = _run(client, STEPS, disturb)
+        return Story(job, _losses(client, job.id), seen)
+
+
+def test_every_rank_is_killed_in_turn_and_the_curve_is_the_undisturbed_one(story: Story) -> None:
+    assert story.job.status == "SUCCEEDED", story.job.reason
+    assert [incident.cause for incident in story.job.incidents[:8]] == ["rank_lost"] * 8
+    assert sum(incident.rolled_back for incident in story.job.incidents) == 0
+    assert largest_gap(story.losses, a_job(STEPS)) <= 1e-5
+
+
+def test_supervisor_api_and_redis_are_killed_and_no_rank_restarts(story: Story) -> None:
+    seen = [story.seen[at] for at in (*CONTROL, NODE_KILLED)]
+    assert len({(one.generation, len(one.incidents)) for one in seen}) == 1
+    assert all(_pids(one) == _pids(seen[0]) for one in seen) and None not in _pids(seen[0]).values()
+
+
+def test_node_of_rank_0_is_killed_and_one_is_added_back(story: Story) -> None:
+    lost, *later = story.job.incidents[len(story.seen[NODE_KILLED].incidents) :]
+    assert lost.cause == "node_lost" and lost.generation == story.seen[NODE_KILLED].generation
+    # Whether the newcomer is warm before the last step depends on the machine; nothing else may have happened.
+    assert {incident.cause for incident in later} <= {"grow"}
 
 
 def test_two_nodes_that_hold_both_copies_are_killed_and_the_job_rolls_back(client: Client) -> None:
@@ -145,14 +163,20 @@ def test_two_nodes_that_hold_both_copies_are_killed_and_the_job_rolls_back(clien
             for node in nodes[:2]:
                 client.kill_node(node)
 
-    while missing := 4 - len([node for node in client.nodes() if node.status == "UP"]):
-        for _ in range(missing):
-            client.add_node("A100", 2)
-        time.sleep(15)
+    for _ in range(4 - _num_up(client)):
+        client.add_node("A100", 2)
+    deadline = time.monotonic() + 60
+    while _num_up(client) < 4:
+        assert time.monotonic() < deadline, client.nodes()
+        time.sleep(0.2)
     job = _run(client, 45, disturb)
     assert job.status == "SUCCEEDED", job.reason
     assert job.step == 45
     assert largest_gap(_losses(client, job.id), a_job(45)) <= 1e-4
+
+
+def _num_up(client: Client) -> int:
+    return sum(node.status == "UP" for node in client.nodes())
 
 
 def test_cancel_frees_every_process(cluster: LocalCluster, client: Client) -> None:

@@ -19,8 +19,8 @@ from orchestrator.domain.ids import Generation, Rank
 from worker.parallel.links import Links
 from worker.parallel.process_group import LinksProcessGroup
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.pipelining", "worker.session"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "torch.distributed.pipelining", "worker.session"])
 
 COOKIE = b"0123456789abcdef"
 
@@ -64,9 +64,9 @@ class Ranks:
             self.start(rank, function, *args)
 
     def start(self, rank: int, function: Callable[..., Any], *args: Any) -> None:
-        mine, theirs = _context.Pipe()
+        mine, theirs = CONTEXT.Pipe()
         child = Child(rank, len(self.listeners), self.listeners[rank], self.addresses, theirs)
-        process = _context.Process(target=_run, args=(function, child, args), daemon=True)
+        process = CONTEXT.Process(target=_run, args=(function, child, args), daemon=True)
         process.start()
         theirs.close()
         self.pipes[rank], self.processes[rank] = mine, process

@@ -62,7 +62,7 @@ def test_a_stopped_rank_and_one_that_holds_the_gil_are_named_and_replaced(
     victim = Device(NodeId("n0"), 1)
 
     async def scenario() -> None:
-        async with a_rig(tmp_path, num_nodes=1) as rig:
+        async with a_rig(tmp_path, num_nodes=1, num_devices=2) as rig:
             spec = replace(a_job(steps=28), program="hanging:PROGRAM", parallel=ParallelSpec(tp=1, pp=2))
 
             async def stop() -> None:

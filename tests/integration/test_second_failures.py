@@ -129,7 +129,7 @@ def test_supervisor_that_dies_after_any_commit_of_a_recovery_is_succeeded(tmp_pa
     spec = a_job(steps=APART * (recoveries + 1))
 
     async def scenario() -> None:
-        async with a_rig(tmp_path, num_nodes=2) as rig:
+        async with a_rig(tmp_path, num_devices=2) as rig:
             await rig.stop_supervisor()
             rig.store = store = Failing(time.time)
             store.rig = rig

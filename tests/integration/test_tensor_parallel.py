@@ -6,7 +6,6 @@ with the same case run here on one rank.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from orchestrator.domain.ids import Rank
 from orchestrator.domain.spec import JobSpec
-from tests.tiny_model import a_spec, leaves_of, step_gradients, tokens_of, whole_model
+from tests.integration.rank_processes import CONTEXT
+from tests.tiny_model import a_spec, leaves_of, number, step_gradients, tokens_of, whole_model
+from worker.parallel.alternation import Alternation
 from worker.parallel.group import ALONE, Group
 from worker.program import Leaves
 from worker.programs.causal_lm import PROGRAM
@@ -63,8 +63,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def run_ranks(world_size: int, folder: Path) -> Reports:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=rank_main, args=(rank, world_size, folder)) for rank in range(world_size)]
+    ranks = [CONTEXT.Process(target=rank_main, args=(rank, world_size, folder)) for rank in range(world_size)]
     for rank in ranks:
         rank.start()
     try:
@@ -96,32 +95,27 @@ def outcome_of(spec: JobSpec, tp: Group) -> Outcome:
 
 
 def pipeline_outcome(spec: JobSpec, rank: int) -> Outcome:
-    """tp 2 x pp 2 under torch's own 1F1B; losses are those of the last stage."""
+    """tp 2 x pp 2; losses are those of the last stage."""
     stage, index = divmod(rank, 2)
     axes = {members: dist.new_group(list(members)) for members in ((0, 1), (2, 3), (0, 2), (1, 3))}
     tp_members, pp_members = (2 * stage, 2 * stage + 1), (index, index + 2)
     tp = Group("tp", tuple(map(Rank, tp_members)), index, axes[tp_members])
+    pp = Group("pp", tuple(map(Rank, pp_members)), stage, axes[pp_members])
     first, last = ((0, 2), (2, 4))[stage]
     leaves = leaves_of(spec, tp, first, last)
     module = PROGRAM.build(spec, first, last, tp, leaves)
-    hidden = torch.empty(module.hidden_shape, dtype=module.hidden_dtype, requires_grad=True)
-    inputs, targets = (torch.cat(parts) for parts in zip(tokens_of(spec, 0), tokens_of(spec, 1), strict=True))
-    runner = PipelineStage(
-        module,
-        stage,
-        2,
-        torch.device("cpu"),
-        input_args=hidden if stage else inputs[: spec.train.micro_batch_size],
-        output_args=torch.empty(module.logits_shape, requires_grad=True) if stage else hidden,
-        group=axes[pp_members],
-    )
-    schedule = Schedule1F1B(runner, spec.train.micro_batches, loss_fn=module.loss, scale_grads=False)
-    ids, steps = torch.arange(spec.train.micro_batches), torch.full((spec.train.micro_batches,), STEP)
     losses: list[torch.Tensor] = []
-    if stage:
-        schedule.step(target=targets, losses=losses, ids=ids, step=steps)
-    else:
-        schedule.step(inputs, ids=ids, step=steps)
+
+    def forward(place: int, given: torch.Tensor | None) -> torch.Tensor:
+        inputs, targets = tokens_of(spec, place)
+        y = module(inputs if given is None else given, number(place), number(STEP))
+        if stage:
+            y = module.loss(y, targets)
+            losses.append(y.detach())
+        return y
+
+    order = Alternation(pp, module.hidden_shape, module.hidden_dtype, torch.device("cpu"))
+    order.run(spec.train.micro_batches, forward, lambda _: None)
     return Outcome([loss.item() for loss in losses], gradients(leaves))
 
 

@@ -198,6 +198,7 @@ def test_the_first_slot_is_touched_beforehand_and_the_second_when_it_may_be_need
         num_bytes = 3 * held.owned * 4
         assert pages(custody.fds[0]) >= num_bytes > pages(custody.fds[1])
         tray.take(held, Generation(2), None)
+        tray.copied()
         held.step = Step(held.step + 3)
         tray.is_ready(held)
         touched(tray)
@@ -213,3 +214,20 @@ def touched(tray: Tray) -> None:
     while tray.is_touching:
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def test_a_large_share_is_copied_beside_what_is_computed_and_whole_before_it_may_change() -> None:
+    held = a_share(4000)
+    wanted = held.state[:, : held.owned].clone()
+    with a_tray() as (tray, custody, said):
+        tray.lay_out(held)
+        for number in range(5):
+            tray.take(held, Generation(2), None)
+            assert custody.find() == [] and said == [], "nobody reads what is not whole"
+            tray.copied()
+            held.state.add_(1)
+            (place,) = custody.find()
+            state = np.frombuffer(read_slot(custody.fds[place]).state, dtype=np.float32).reshape(3, held.owned)
+            assert torch.equal(torch.tensor(state), wanted + number)
+            custody.settle(place)
+            said.clear()

@@ -1,10 +1,11 @@
-"""A rank's tray: two slots of memory that its host keeps, into one of which the state is copied between two steps.
+"""A rank's tray: two slots of memory that its host keeps, into one of which the state is copied after a step.
 
-Training waits for the copy and for nothing else: who writes it is another process, and a snapshot for which there is no
-room is not taken. The first slot's memory is touched beforehand, in a thread of the lowest priority; the second's once the
-first has been full for half of the time to the next snapshot. It refuses to know files, and where what is full goes.
+The copy goes on beside the next step's forward and backward, and training waits for what is left of it before it changes
+the state: for that and for nothing else. Who writes is another process, and a snapshot for which there is no room is not
+taken. The first slot's memory is touched beforehand, in a thread of the lowest priority; the second's once the first has
+been full for half of the time to the next snapshot. It refuses to know files, and where what is full goes.
 
-    lay out ──> touch ──> take: copy, say so ──> ... host: written, free again
+    lay out ──> touch ──> take: begin to copy ──> copied: say so ──> ... host: written, free again
 """
 
 from __future__ import annotations
@@ -83,11 +84,13 @@ class Tray:
                 copying.add(row[: held.owned], kept)
                 if not number:
                     faultpoint("in_snapshot")
+            copying.go_on()
         except BaseException:
+            copying.wait()
             place.slot.drop()
             raise
         self._under_way = place, copying
-        if self._device.type == "cpu":
+        if not copying.is_beside:
             self.copied()
 
     def copied(self) -> None:

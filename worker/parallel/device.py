@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,8 @@ ACCELERATOR_SLICE = 1 << 23
 _MADV_POPULATE_WRITE = 23
 _TOUCHED_AT_ONCE = 16 << 20
 """Bytes: short enough to be waited for."""
+_COPIED_AT_ONCE = 1 << 18
+"""Elements: copying fewer takes no longer than starting a thread."""
 _LIBC = ctypes.CDLL(None)
 
 
@@ -84,29 +87,49 @@ def host_memory(like: torch.Tensor) -> torch.Tensor:
 
 
 class Copying:
-    """Copies from a device into host memory, beside whatever it computes; on CPU each has been made when it is added.
+    """Copies from a device into host memory, beside whatever it computes: on a stream of its own, on CPU in a thread.
 
     Used by one thread. What is copied must not change until `wait` has returned.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._sources: list[torch.Tensor] = []
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._thread: threading.Thread | None = None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # what was computed so far is what is copied
 
     def add(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        if self._stream is None:
+        if self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                target.copy_(source, non_blocking=True)
+        elif source.numel() < _COPIED_AT_ONCE:
             target.copy_(source)
-            return
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-        self._sources.append(source)  # its memory is not given to others meanwhile
+        self._pairs.append((source, target))  # their memory is not given to others meanwhile
+
+    def go_on(self) -> None:
+        """Everything has been added. Where nothing is left to do, nothing is begun."""
+        left = [pair for pair in self._pairs if pair[0].numel() >= _COPIED_AT_ONCE]
+        if self._stream is None and left:
+            self._thread = threading.Thread(target=_copy, args=(left,), name="copying", daemon=True)
+            self._thread.start()
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether any of it may still be under way."""
+        return self._stream is not None or self._thread is not None
 
     def wait(self) -> None:
         if self._stream is not None:
             self._stream.synchronize()
-        self._sources.clear()
+        if self._thread is not None:
+            self._thread.join()
+        self._pairs.clear()
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for source, target in pairs:
+        target.copy_(source)
 
 
 def make_ready(memory: torch.Tensor, device: torch.device, is_over: Callable[[], bool]) -> None:
