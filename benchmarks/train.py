@@ -109,7 +109,8 @@ class Everstep:
     def steps(self) -> list[StepTime]:
         found = self._job.fetch()
         if found[-1].generation != self._generation:
-            raise NotMeasured(f"generation {self._generation} ended; look at the job's events for the reason")
+            why = "; ".join(incident.message for incident in self._job.view().incidents)
+            raise NotMeasured(f"generation {self._generation} ended: {why}")
         return [StepTime(at=step.at.timestamp(), seconds=step.seconds) for step in found if step.seconds is not None]
 
 

@@ -78,7 +78,7 @@ class Growing(Rig):
 
 def test_job_trains_on_while_a_newcomer_receives_over_a_slow_link_and_pauses_for_much_less(tmp_path: Path) -> None:
     async def scenario() -> None:
-        rig = Growing(tmp_path, 1)
+        rig = Growing(tmp_path, 1, 1)
 
         async def disturb(step: int) -> None:
             if step == 2:
@@ -99,7 +99,7 @@ def test_job_trains_on_while_a_newcomer_receives_over_a_slow_link_and_pauses_for
 
 def test_newcomer_and_then_its_source_killed_in_the_copy_cost_no_step(tmp_path: Path) -> None:
     async def scenario() -> None:
-        rig = Growing(tmp_path, 2)
+        rig = Growing(tmp_path, 2, 1)
         killed: list[str] = []
 
         async def disturb(step: int) -> None:

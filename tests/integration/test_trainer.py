@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from orchestrator.adapters import manifest
-from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer, Held, RankReport
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.layout import layout, partners, transfers
@@ -371,9 +370,9 @@ def test_the_last_step_is_saved_before_the_step_returns(tmp_path: Path) -> None:
         said = group.run(plan, 1, FromSeed(), 3)
     shards = [event for one in said.values() for event in one.shards]
     path = tmp_path / manifest.directory_name(Step(3), Generation(1))
-    assert manifest.commit(path, Step(3), Generation(1), "h", 0, [e.shard for e in shards]) == CheckpointRef(
-        step=Step(3), generation=Generation(1), path=str(path), answer=said[plan.devices[0]].answers[-1]
-    )
+    saved = manifest.commit(path, Step(3), Generation(1), "h", 0, [e.shard for e in shards])
+    assert (saved.step, saved.generation, saved.path) == (3, 1, str(path))
+    assert saved.answer == said[plan.devices[0]].answers[-1]
 
 
 def test_a_final_state_that_cannot_be_written_is_said(tmp_path: Path) -> None:
