@@ -23,8 +23,8 @@ JOB = {
     "train": {"steps": 1_000_000, "micro_batches": 18, "micro_batch_size": 1, "sequence": 32},
 }
 """Steps of a second, because each begins with naps, and most of a megabyte of gradients for two newcomers in each."""
-MARGIN = 1.4
-"""How much more than those gradients the link carries: the copy is three times as large, and takes seven steps or so."""
+MARGIN = 1.2
+"""How much more than those gradients the link carries: the copy is three times as large, and takes fifteen steps or so."""
 FRAMING = 1.05
 
 
@@ -52,7 +52,7 @@ def test_a_copy_over_a_slow_link_takes_seconds_and_the_pause_a_blink(machines: M
     )
     print(f"pause {grown.pause_s} s {dict(grown.phases)}, after {ended.step - began.step} steps")
     assert copy_s >= 5 and ended.step - began.step >= 3, "steps went on"
-    assert grown.cause == "grow" and grown.pause_s is not None and grown.pause_s <= 0.5
+    assert grown.cause == "grow" and grown.pause_s is not None and grown.pause_s <= copy_s / 8
 
 
 def _until_said(job: TinyJob, kind: str, node: str, times: int, within_s: float) -> EventView:
