@@ -12,6 +12,8 @@ GRACE_S = 60.0
 """A host nobody speaks to leaves its ranks alone at least this long, whatever they do: a supervisor may be restarting."""
 FORSAKEN_S = 60.0
 """Beyond max_isolation_s: by then whoever is in charge counts this host as gone."""
+SLEPT_S = 10.0
+"""A host that is asked to judge less often than this was stopped itself, or its machine was."""
 _STEPS_OF_PATIENCE = 10
 
 
@@ -31,6 +33,7 @@ class Isolation:
     """When a step was last committed, or a generation formed."""
     grace_s: float = GRACE_S
     longest_step_s: float = 0.0
+    judged_at: float | None = None
 
     def hear(self, now: float) -> None:
         self.heard_at = now
@@ -48,6 +51,10 @@ class Isolation:
 
     def judge(self, now: float, max_isolation_s: float) -> Verdict | None:
         """Why ranks must be ended now, if they must; max_isolation_s 0 means that healthy ones never are."""
+        if self.judged_at is not None and now - self.judged_at > SLEPT_S:
+            # Nobody here has run meanwhile, ranks no more than this host: that is no standing still.
+            self.moved_at += now - self.judged_at
+        self.judged_at = now
         silent_s, still_s = now - self.heard_at, now - self.moved_at
         if 0 < max_isolation_s < silent_s:
             return Verdict(

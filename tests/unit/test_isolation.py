@@ -50,3 +50,15 @@ def test_the_longest_step_is_learned_from_commits_not_from_forming() -> None:
     isolation.commit(103.0)
     isolation.commit(104.0)
     assert isolation.longest_step_s == 3.0
+
+
+def test_a_host_that_was_stopped_itself_does_not_count_that_time_against_its_ranks() -> None:
+    isolation = an_isolation()
+    assert isolation.judge(1.0, 600.0) is None
+    assert isolation.judge(400.0, 600.0) is None, "a machine that was suspended"
+    assert isolation.judge(409.0, 600.0) is None
+    for now in range(410, 461):
+        verdict = isolation.judge(float(now), 600.0)
+    assert verdict is not None and verdict.spares_finished
+    other = an_isolation()
+    assert other.judge(1.0, 600.0) is None and other.judge(700.0, 600.0) is not None, "others have given it up by then"
