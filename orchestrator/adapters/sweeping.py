@@ -51,6 +51,8 @@ def sweep(
     condemned, doomed: packs that are recorded as condemned, and those of them that may be deleted. Raises CheckpointTooNew,
     and OSError where the list of condemned packs cannot be written; what cannot be removed is left for next time.
     """
+    # What a job began with may lie in another job's folder, and its generation is no time of this one's.
+    keep = [path for path in keep if path.parent == directory]
     newest = max((of for path in keep if (of := _of(path))), default=None)
     if newest is None:
         return Swept(removed=(), condemnable=(), deleted=())
@@ -87,7 +89,7 @@ def _with_parents(directory: Path, keep: Collection[Path]) -> dict[str, Manifest
     for _, _, path in candidates(directory):
         with suppress(CheckpointCorrupt):
             known[path.name] = load_manifest(path)
-    names = {path.name for path in keep if path.parent == directory and path.name in known}
+    names = {path.name for path in keep if path.name in known}
     return {name: known[name] for one in names for name in chain_of(one, known)}
 
 

@@ -77,6 +77,17 @@ def test_a_supervisor_that_was_paused_does_not_touch_what_was_committed_since(tm
     assert saves.path(7).exists() and saves.path(8).exists()
 
 
+def test_what_the_job_began_with_in_another_folder_says_nothing_of_what_is_old_here(tmp_path: Path) -> None:
+    other, saves = Saves(tmp_path / "other"), Saves(tmp_path / "own")
+    began = other.checkpoint(4, generation=9)
+    for step in (5, 6):
+        saves.checkpoint(step)
+    shards = saves.save(7)
+    swept = sweep(saves.root, [saves.path(6), Path(began.path)])
+    assert swept.removed == (saves.path(5),) and not [pack for pack in swept.condemnable if "00000007" in pack]
+    assert saves.is_right(saves.commit(7, 1, shards)) and Path(began.path).exists()
+
+
 def test_a_sweep_cut_short_at_any_call_leaves_what_is_kept(tmp_path: Path) -> None:
     number, is_cut = 0, True
     while is_cut:
