@@ -76,7 +76,7 @@ def _one(name: str, seed: int, faults: int, asked: argparse.Namespace) -> Soaked
         regrow_s=3.0,
     )
     shape = SHAPES[name]
-    with local_cluster(shape.nodes, asked.state_dir) as cluster, Client(cluster.url, retry_s=60) as client:
+    with local_cluster(shape.nodes, asked.state_dir and asked.state_dir / name) as cluster, Client(cluster.url, retry_s=60) as client:
         return soak(client, schedule, shape, exact=not asked.inexact)
 
 
@@ -109,7 +109,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=list(SHAPES), help="of the plan; each in turn by default")
     parser.add_argument("--kinds", type=_kinds, default=dict(ALL_KINDS), help="some of them, separated by commas")
     parser.add_argument("--inexact", action="store_true", help="gradients summed as floats: curves equal within 1e-5")
-    parser.add_argument("--state-dir", type=Path, help="keep logs and checkpoints there; an empty folder")
+    parser.add_argument("--state-dir", type=Path, help="keep logs and checkpoints there, a folder for each shape")
     asked = parser.parse_args()
     if asked.faults < 1:
         parser.error(f"--faults is {asked.faults}, at least 1 is needed; raise it")
