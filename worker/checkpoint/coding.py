@@ -22,8 +22,8 @@ from orchestrator.adapters.index import ITEM_BYTES, PLANES, RAW, ZSTD
 LEVEL = 1
 """Of zstd: higher ones gain under 1 % on exponents and take two to four times as long."""
 PAYS = 0.83
-"""Stored bytes over content bytes, above which a coding is not worth its time: decoding takes three times as long as reading
-does, and all of a state is read whenever a job is restored."""
+"""Stored bytes over content bytes, above which a coding is not worth its time: decoding takes three times as long as
+reading does, and all of a state is read whenever a job is restored."""
 PAYS_ONCE = 0.92
 """The same for what is written at every step and hardly ever read: gradients."""
 SAMPLE = 1 << 14
