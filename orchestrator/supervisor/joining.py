@@ -1,4 +1,4 @@
-"""A job moves to a larger plan without stopping for it: newcomers receive their state while it trains, then it pauses.
+"""A job moves to another plan without stopping for it: newcomers receive their state while it trains, then it pauses.
 
 prepare newcomers ─> begin: copy, then keep current ─> all caught up ─> stop between two steps ─> reform (reforming.py)
      any newcomer dies, any host goes silent: training goes on without them, and the plan is made anew
@@ -31,7 +31,7 @@ def advance_join(draft: Draft) -> None:
     assert isinstance(state, Running) and target is not None
     newcomers = frozenset(target.devices) - set(state.plan.devices)
     if not newcomers:
-        begin_reform(draft, _grow(draft), target=target)
+        begin_reform(draft, _resize(draft), target=target)
     elif join is None:
         _prepare(draft, newcomers)
     elif join.begun and not join.stopping and join.done >= newcomers:
@@ -66,7 +66,7 @@ def newcomer_reported(draft: Draft, report: RankReport) -> bool:
     if join is None or not isinstance(state, Running) or report.device not in join.addresses:
         return False
     if join.stopping:
-        begin_reform(draft, _grow(draft), reports={report.device: report}, target=join.plan)
+        begin_reform(draft, _resize(draft), reports={report.device: report}, target=join.plan)
     return True
 
 
@@ -74,7 +74,7 @@ def stop_now(draft: Draft) -> None:
     """No step came to its end since the generation was told to stop."""
     join = draft.record.join
     assert join is not None
-    begin_reform(draft, _grow(draft), target=join.plan)
+    begin_reform(draft, _resize(draft), target=join.plan)
 
 
 # --- newcomers -----------------------------------------------------------------------------------------------------------
@@ -180,7 +180,13 @@ def _stop(draft: Draft, join: Join) -> None:
         draft.call(node, StopAfter(generation=state.generation))
 
 
-def _grow(draft: Draft) -> Fault:
-    target = draft.record.target
-    assert target is not None
-    return Fault(cause=Cause.GROW, message=f"a larger plan is ready: {target.describe()}", at=draft.now)
+def _resize(draft: Draft) -> Fault:
+    target, state = draft.record.target, draft.state
+    assert target is not None and isinstance(state, Running)
+    is_larger = target.world_size > state.plan.world_size
+    kind = (
+        "a larger plan" if is_larger else "another plan" if target.world_size == state.plan.world_size else "a smaller plan"
+    )
+    return Fault(
+        cause=Cause.GROW if is_larger else Cause.SHRINK, message=f"{kind} is ready: {target.describe()}", at=draft.now
+    )
