@@ -46,11 +46,12 @@ class CheckpointNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRequested:
-    """A person wants one more node of a kind."""
+    """A person wants more nodes of a kind."""
 
     kind: str
     num_devices: int
     labels: Mapping[str, str] = field(default_factory=dict)
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

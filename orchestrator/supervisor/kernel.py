@@ -166,8 +166,8 @@ class _Cycle:
                     self.jobs[job] = JobRecord(id=job, spec=spec, state=Probing(), created_at=at)
                     self._draft(job).emit(ProbeProgram(job=job, spec=spec))
                 return
-            case NodeRequested(kind=kind, num_devices=num_devices, labels=labels):
-                self.loose.append(AddNode(kind=kind, num_devices=num_devices, labels=labels))
+            case NodeRequested(kind=kind, num_devices=num_devices, labels=labels, count=count):
+                self.loose += [AddNode(kind=kind, num_devices=num_devices, labels=labels)] * count
                 return
             case FaultRequested():
                 self._inject(one)
