@@ -7,11 +7,12 @@ from dataclasses import replace
 from orchestrator.domain.generation import Settlement
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
 from orchestrator.domain.job import Forming, Incident, Queued, Reforming, Running, Starting
+from orchestrator.domain.layout import layout
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FormGeneration, FromMemory, OpenHost, PrepareSeats, SeatsPrepared
 from orchestrator.domain.rungs import Rung
 from orchestrator.recovery.breaker import rest_s
-from orchestrator.recovery.restore import RestorePlan, choose_restore, cold_restore
+from orchestrator.recovery.restore import Disks, RestorePlan, choose_restore, cold_restore
 from orchestrator.recovery.risk import risk
 
 from .believing import restored_from
@@ -181,7 +182,7 @@ def now_running(draft: Draft) -> None:
         # What ranks do not account for themselves: the form's way to them and their answers' way back.
         inside = sum(incident.phases.get(name, 0.0) for name in RANK_PHASES)
         draft.update_incident(phases={"deliver": max(0.0, draft.now - incident.formed_at - inside)})
-    plans = {**_of_idle_donors(draft, forming.plan), forming.generation: forming.plan}
+    plans = {**plan_of_copies(draft), **_of_idle_donors(draft, forming.plan), forming.generation: forming.plan}
     draft.become(Running(generation=forming.generation, plan=forming.plan))
     draft.risk(risk(forming.plan, mirrors=draft.record.spec.recovery.mirrors))
     draft.set(
@@ -190,6 +191,13 @@ def now_running(draft: Draft) -> None:
         last_step_at=None,
     )
     draft.say("running", f"generation {forming.generation} trains: {forming.plan.describe()}")
+
+
+def plan_of_copies(draft: Draft) -> dict[Generation, Plan]:
+    """The plan that the newest checkpoint was written under, where it says on whose own disk which part of it is."""
+    checkpoint = draft.record.checkpoint
+    by = draft.record.plans.get(checkpoint.generation) if checkpoint and checkpoint.local else None
+    return {checkpoint.generation: by} if checkpoint and by else {}
 
 
 def _of_idle_donors(draft: Draft, plan: Plan) -> dict[Generation, Plan]:
@@ -235,8 +243,20 @@ def _prepare(draft: Draft, forming: Forming, node: NodeId) -> None:
 
 def _restore(draft: Draft, forming: Forming, settlement: Settlement | None) -> RestorePlan:
     if settlement is None:
-        return cold_restore(draft.record.checkpoint)
+        return _cold(draft, forming.plan)
     return _choose(draft, forming.plan, settlement)
+
+
+def _cold(draft: Draft, target: Plan) -> RestorePlan:
+    record = draft.record
+    assert record.profile is not None
+    checkpoint = record.checkpoint
+    if checkpoint is None or not checkpoint.local:
+        return cold_restore(checkpoint)
+    wanted = layout(target, record.profile, mirrors=record.spec.recovery.mirrors)
+    return cold_restore(
+        checkpoint, wanted=wanted, disks=Disks.of(checkpoint, record.plans.get(checkpoint.generation), record.profile)
+    )
 
 
 def _choose(draft: Draft, target: Plan, settlement: Settlement) -> RestorePlan:

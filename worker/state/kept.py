@@ -9,12 +9,14 @@ committed: it is told, and then applies what it missed and forgets what does not
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import assert_never
 
 import torch
 
 from orchestrator.adapters.manifest import CheckpointCorrupt
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer, Arrived, Unreadable
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.layout import Bucket, buckets, partners
@@ -22,6 +24,7 @@ from orchestrator.domain.profile import Interval, Profile, joined
 from orchestrator.domain.protocol import BeginJoin, FromCheckpoint, FromMemory, FromSeed, Restore
 from orchestrator.domain.spec import JobSpec
 
+from ..checkpoint.tier import Tier, own_disk
 from ..donation import Donation
 from ..faultpoints import faultpoint
 from ..findings import NotRestored
@@ -30,6 +33,9 @@ from ..parallel.optimizer import adamw
 from ..program import Program
 from .holdings import Holdings
 from .relayout import from_checkpoint, from_memory, from_seed, give
+
+NOTES = 8
+"""Of one restore at most."""
 
 
 class Kept:
@@ -48,6 +54,8 @@ class Kept:
         self.holdings: Holdings | None = None
         # Being filled for a generation that has not begun, all of one step: sources too, for what had arrived.
         self._arriving: list[Holdings] = []
+        self.notes: tuple[str, ...] = ()
+        """What people should know of how this generation's state was found."""
 
     @property
     def whole(self) -> Holdings | None:
@@ -77,19 +85,23 @@ class Kept:
         """Replace the holdings by complete ones under the new layout. Raises Aborted, PeerLost, NotRestored."""
         fresh = Holdings(plan_buckets, session.seat.rank, session.mirrored, session.generation, self._device)
         fresh.step = step_of(restore)
+        self.notes = ()
         match restore:
             case FromSeed():
                 from_seed(fresh, self._program, self._spec, self._profile)
             case FromCheckpoint():
-                try:
-                    from_checkpoint(fresh, Path(restore.checkpoint.path))
-                except CheckpointCorrupt as error:
-                    found = Unreadable(step=restore.checkpoint.step, generation=restore.checkpoint.generation)
-                    raise NotRestored(found, str(error)) from error
+                with self._near(restore.checkpoint) as near:
+                    from_checkpoint(fresh, Path(restore.checkpoint.path), near)
             case FromMemory():
                 stores = self._stores(restore.step)
                 fresh = self._to_fill(fresh, stores)
-                from_memory(fresh, stores, restore.moves, self._me, session)
+                if restore.checkpoint is None:
+                    from_memory(fresh, stores, restore.moves, self._me, session)
+                else:
+                    lost = [read.interval for read in restore.reads if read.target == self._me]
+                    path = Path(restore.checkpoint.path)
+                    with self._near(restore.checkpoint) as near:
+                        from_memory(fresh, stores, restore.moves, self._me, session, lost, path, near)
                 # Let nobody drop what another rank may still have to be given again: wait until all have everything.
                 session.vote(torch.zeros(1, dtype=torch.float64))
             case _:
@@ -147,6 +159,19 @@ class Kept:
                 stores.append(store)
         self._arriving = [store for store in stores if store is not held]
         return stores
+
+    @contextmanager
+    def _near(self, checkpoint: CheckpointRef) -> Iterator[Tier | None]:
+        """This node's own copy, where there is one; what was wrong with it is noted. Raises NotRestored."""
+        near = own_disk(self._spec.checkpoint.local, self._me.node, Path(checkpoint.path).parent)
+        try:
+            yield near
+        except CheckpointCorrupt as error:
+            found = Unreadable(step=checkpoint.step, generation=checkpoint.generation)
+            raise NotRestored(found, str(error)) from error
+        finally:
+            if near is not None:
+                self.notes = tuple(near.bad[:NOTES])
 
     def _to_fill(self, fresh: Holdings, stores: Sequence[Holdings]) -> Holdings:
         """What is laid out as wanted goes on being filled, or is full already; else `fresh` is, from the beginning."""
