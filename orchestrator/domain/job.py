@@ -391,6 +391,6 @@ class JobRecord:
     links_lost_at: float = 0.0
     """Wall clock of the last of them: after an hour without another they are forgotten."""
     bad_ends: Mapping[NodeId, int] = field(default_factory=dict)
-    """Nodes that were given up because of their links, and how often."""
+    """Nodes that were given up because of their links, and how often; forgotten after an hour in which no link was lost."""
     barred: frozenset[NodeId] = frozenset()
     """Those of them that are not used for a while, however well they answer."""
