@@ -332,6 +332,10 @@ class JobRecord:
     """A person wants a checkpoint of a later step than this one."""
     save_told: Generation = Generation(0)
     """The one that was told so."""
+    save_failures: int = 0
+    """How often it came to nothing, in a row."""
+    save_rests: bool = False
+    """It came to nothing in the generation that was told, which is told again after a while."""
     saving: Mapping[Step, tuple[ShardRef, ...]] = field(default_factory=dict)
     """Shards of checkpoints that are not committed yet."""
     unsaved: tuple[Step, ...] = ()
