@@ -315,12 +315,8 @@ def test_killed_node_is_noticed_without_its_provider(nodes: LocalNodes) -> None:
     asyncio.run(test())
 
 
-def test_idle_cluster_costs_little(nodes: LocalNodes) -> None:
+def test_an_idle_cluster_has_few_processes(nodes: LocalNodes) -> None:
     ours = [psutil.Process(process.pid) for process in marked({CLUSTER_MARK: nodes.environment.cluster})]
-    before = sum(sum(process.cpu_times()[:2]) for process in ours)
-    time.sleep(5)
-    used = sum(sum(process.cpu_times()[:2]) for process in ours) - before
-    print(f"\nidle: {100 * used / 5:.1f} % of one core over {len(ours)} processes")
     assert len(ours) <= 1 + 3 * (1 + len(nodes.registry().nodes)), [process.cmdline()[:2] for process in ours]
 
 
