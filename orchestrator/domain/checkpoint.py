@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .generation import Answer
-from .ids import Device, Generation, Step
+from .ids import Device, Generation, NodeId, Step
 
 CheckpointKind = Literal["base", "journal"]
 """The whole state, or what a base has to be brought forward by."""
@@ -36,6 +36,8 @@ class CheckpointRef:
     """Loss of each micro-batch of the step after it, once that has passed: what whoever is restored from it must give."""
     is_proven: bool = False
     """A job restored from it gave them."""
+    local: tuple[NodeId, ...] = ()
+    """Nodes on whose own disks there is another copy of what their devices wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ class ShardRef:
     device: Device
     index: str
     sha256: str
+    is_local: bool = False
+    """Another copy of it is on its node's own disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from orchestrator.domain.generation import Answer, Disagrees, NotFinite, Unreadable
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
 from orchestrator.domain.layout import layout, partners
-from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, RankFinished
+from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, RankFinished
 from orchestrator.domain.sight import Traffic
 from orchestrator.domain.spec import JobSpec
 
@@ -176,9 +176,13 @@ class Arena:
         if not rank.reaches("in_transfer"):
             return
         restore = self.form.restore
-        if isinstance(restore, FromCheckpoint) and restore.checkpoint.path in self._place.damaged:
-            found = Unreadable(step=restore.checkpoint.step, generation=restore.checkpoint.generation)
-            rank.leave(None, f"{restore.checkpoint.path} cannot be read", found)
+        checkpoint = None if isinstance(restore, FromSeed) else restore.checkpoint
+        is_read = isinstance(restore, FromCheckpoint) or (
+            isinstance(restore, FromMemory) and any(read.target == rank.device for read in restore.reads)
+        )
+        if checkpoint is not None and is_read and checkpoint.path in self._place.damaged:
+            found = Unreadable(step=checkpoint.step, generation=checkpoint.generation)
+            rank.leave(None, f"{checkpoint.path} cannot be read", found)
             return
         self.has_started = True
         self._checker.started(self.job, self.generation)

@@ -17,7 +17,7 @@ from orchestrator.recovery.retention import kept
 
 from .believing import believed
 from .draft import Draft
-from .forming import at_work
+from .forming import at_work, current_forming
 from .stopping import stop
 
 UNSAVED = 8
@@ -82,6 +82,9 @@ def checkpoint_committed(draft: Draft, checkpoint: CheckpointRef) -> None:
     keep = kept((newest, *(one for one in known if one.step != newest.step)), record.spec.checkpoint)
     draft.set(checkpoint=newest, older=keep[1:])
     draft.say("checkpoint", f"checkpoint of step {checkpoint.step} is committed", path=checkpoint.path)
+    forming = current_forming(draft)
+    if forming is not None and forming.formed:
+        return  # ranks may be reading one that would go; it does with the next commit
     is_saving = any(isinstance(effect, CommitCheckpoint) for effect in draft.record.outbox.values())
     doomed = () if is_saving else _condemned_for(draft, REFUSED_S)
     draft.emit(PruneCheckpoints(job=record.id, keep=keep, condemned=tuple(sorted(draft.record.condemned)), doomed=doomed))
