@@ -62,7 +62,7 @@ class Growing(Rig):
             await on_step(step)
             record = await self.store.get(JOB)
             done = [one for one in record.incidents if one.fault.cause is Cause.GROW and one.pause_s is not None]
-            if done and record.committed >= done[0].committed + 3 and not found:
+            if done and record.committed > done[0].committed and not found:
                 found.append(record)
                 await self.store.command(CancelRequested(job=JOB))
 

@@ -372,8 +372,8 @@ def _resident_kib() -> int:
 
 
 def test_many_generations_in_one_process_leave_nothing_behind() -> None:
-    for early, late in run_all(4, reopen, a_plan(2, 2, tp=1), "links", 200):
-        print(f"\nafter 20 generations {early}, after 200 {late} (fds, threads, KiB resident)")
+    for early, late in run_all(4, reopen, a_plan(2, 2, tp=1), "links", 100):
+        print(f"\nafter 20 generations {early}, after 100 {late} (fds, threads, KiB resident)")
         assert late[0] <= early[0] and late[1] <= early[1]
         assert late[2] - early[2] < 2048
 
