@@ -61,6 +61,9 @@ class ParallelSpec:
     pp: int | None = None
     dp: int | None = None
     min_devices: int = 1
+    """The job waits rather than run on fewer,"""
+    max_devices: int = 0
+    """and takes no more than this; 0 for no limit. Both can be changed while it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

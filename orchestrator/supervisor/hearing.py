@@ -264,11 +264,13 @@ def _give_up_on_slow_hosts(draft: Draft) -> None:
 
 
 def _give_up_growing(draft: Draft) -> None:
-    """The hosts of a larger plan do not become warm: train on without them."""
+    """The hosts of another plan do not become warm: train on without them."""
     target = draft.record.target
     assert target is not None
     slow = sorted(set(target.nodes) - draft.record.warm)
-    draft.say("growing_given_up", f"no larger plan is ready in time (cold: {', '.join(slow) or 'none'}); training goes on")
+    draft.say(
+        "growing_given_up", f"the next plan is not ready in time (cold: {', '.join(slow) or 'none'}); training goes on"
+    )
     draft.set(target=None, considered=frozenset())
     for node in slow:
         host_lost(draft, node, host_fault(node, "it did not become ready in time", draft.now), False)
