@@ -76,8 +76,10 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             _rank_ending(draft, said.event)
         case RankExited():
             _rank_exited(draft, said.event)
-        case RankReady(device=device, generation=generation, phases=phases):
+        case RankReady(device=device, generation=generation, phases=phases, notes=notes):
             rank_ready(draft, device, generation, dict(phases))
+            for note in notes:
+                draft.say("checkpoint_damaged", f"{device} reads it elsewhere: {note}")
         case StepsPassed():
             steps_passed(draft, said.event)
             _look_at_canary(draft)

@@ -178,7 +178,8 @@ class Dispatch:
             self._end_parcel(str(said["why"]))
         else:
             device = parcel.custody.device
-            self._end_parcel("", ShardRef(device=device, index=str(said["index"]), sha256=str(said["sha256"])))
+            index, sha256, is_local = str(said["index"]), str(said["sha256"]), bool(said["is_local"])
+            self._end_parcel("", ShardRef(device=device, index=index, sha256=sha256, is_local=is_local))
 
     def _bury(self) -> None:
         assert self._process is not None and self._socket is not None
