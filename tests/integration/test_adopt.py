@@ -118,9 +118,7 @@ def test_a_job_whose_server_lost_everything_goes_on_and_its_curve_is_the_undistu
                 assert not view.is_over and time.monotonic() < deadline, view.reason
                 if view.step >= 5 and not asked:
                     # It makes none by itself.
-                    made = everstep(state_dir, "ckpt", "now", first, "--wait", "--json")
-                    asked = made.exit_code == 0
-                    assert not asked or json.loads(made.stdout)["tier"] == "shared"
+                    asked = everstep(state_dir, "ckpt", "now", first, "--json").exit_code == 0
                 time.sleep(0.02)
             spent("trained, and a checkpoint has been asked for")
             losses = {step.step: step.loss for step in client.all_metrics(first)}
