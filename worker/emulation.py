@@ -1,7 +1,7 @@
 """A processor that stands for another kind of device: computing takes as long as it would there.
 
-It owns the pretence alone: what is computed is the same, and sleeping leaves the processor to the other ranks of this machine.
-Nothing here is ever used on a real accelerator.
+It owns the pretence alone: what is computed is the same, and sleeping leaves the processor to others. Nothing here is ever
+used on a real accelerator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def slept_s() -> float:
 
 
 class Pace:
-    """layer_s: seconds that one layer takes for one micro-batch, forward and backward, on a device of speed 1; 0: no pretence.
+    """layer_s: seconds that a layer takes for one micro-batch, both ways, on a device of speed 1; 0: no pretence.
 
     kind: of the device that is stood for; layers: of this stage; tp: ranks among which each is split.
     """

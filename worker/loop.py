@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 
 
 class Trainer:
-    """me: the device this process is bound to, where it takes a seat; device: what tensors are on; kind: which it stands for.
+    """me: the device this process is bound to, where it takes a seat; device: what tensors are on; kind: its pretence.
 
     tokens: the whole text, uint8; snapshots: takes what is to be saved.
     """

@@ -15,10 +15,10 @@ from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.spec import JobSpec
 
+from .emulation import Pace
 from .parallel.data import Session
 from .parallel.gradients import Gradients, gradients_of
 from .parallel.pipeline import StageRunner
-from .emulation import Pace
 from .program import Program
 from .progress import Progress
 from .standby import built_for, practise, understudied
