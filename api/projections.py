@@ -262,6 +262,8 @@ def checkpoint(one: CheckpointRef) -> views.CheckpointView:
         seconds=one.seconds or None,
         at=instant(one.at) if one.at else None,
         verified=one.is_proven,
+        tier="local+shared" if one.local else "shared",
+        local=one.local,
     )
 
 

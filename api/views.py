@@ -161,7 +161,9 @@ class CheckpointView(View):
     verified: bool = False
     """Training was restored from it, and the step after it came out as it had before."""
     tier: str = "shared"
-    """Where it is: shared, the folder that every node sees."""
+    """Where it is: shared, the folder that every node sees; local+shared where nodes have copies on their own disks too."""
+    local: tuple[str, ...] = ()
+    """Those nodes; restoring there reads the copy first."""
 
 
 class FailureView(View):
