@@ -8,6 +8,7 @@ from enum import StrEnum
 from .ids import Device, NodeId
 from .kinds import KINDS, DeviceKind
 
+
 def speed_of(kind: str) -> float:
     """By dense bf16 rate, of an A100's; 1.0 of a processor, which stands for nothing, and of a kind nobody knows."""
     known = KINDS.get(kind)
