@@ -14,6 +14,8 @@ import uvicorn
 
 from api.app import create_app
 from api.settings import ApiSettings
+from orchestrator.adapters.plan_process import ThreadForeseer
+from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.domain.ids import Generation
 from orchestrator.domain.job import Running
 
@@ -50,9 +52,8 @@ class Served:
 def serve(state_dir: Path, *, port: int = 0, desk: PlayedDesk | None = None, chaos: bool = True) -> Iterator[Served]:
     desk = desk or PlayedDesk()
     settings = ApiSettings(state_dir=state_dir, chaos=chaos, version="1.2.3", idle_check_s=0.05, ping_s=0.3)
-    config = uvicorn.Config(
-        create_app(desk, settings), host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=1
-    )
+    app = create_app(desk, settings, ThreadForeseer(SubprocessProber()))
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
 
     async def live() -> None:
