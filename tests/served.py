@@ -16,8 +16,12 @@ from api.app import create_app
 from api.settings import ApiSettings
 from orchestrator.adapters.plan_process import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
+from orchestrator.domain.ids import Generation
+from orchestrator.domain.job import Running
 
-from .desk import PlayedDesk
+from .desk import PlayedDesk, a_plan, first_generation
+
+JOB = "job-1"
 
 
 @dataclass
@@ -72,3 +76,12 @@ def eventually(is_so: Callable[[], bool], within_s: float = 5.0) -> None:
     while not is_so():
         assert time.monotonic() < deadline, f"not within {within_s} s"
         time.sleep(0.01)
+
+
+def running(served: Served, steps: int = 0) -> None:
+    """JOB trains, and has committed so many."""
+    plan = a_plan()
+    served.desk.add(JOB)
+    served.desk.become(JOB, Running(generation=Generation(1), plan=plan), "running", "trains", **first_generation(plan))
+    for number in range(steps):
+        served.desk.step(JOB, loss=5.0 - number)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_host import DEVICES, NODES, Supervisor, a_job, assert_same_curve, running, supervised
 
 from orchestrator.domain.ids import Device
 from orchestrator.domain.protocol import RankExited, RankFinished, RankReported
+from tests.hosted import DEVICES, NODES, Supervisor, a_job, assert_same_curve, running, supervised
 
 pytestmark = pytest.mark.timeout(120)
 
