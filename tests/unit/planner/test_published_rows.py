@@ -1,7 +1,8 @@
 """The cost model against runs that others have published: how far off it may be is written beside each.
 
-The constants were fitted on other runs (vTrain's), so these are predictions. Where a row gives throughput, its seconds are its
-model operations over that; where it does not give the micro-batch size, it is taken as 1. Interleaved schedules are as in the row.
+The constants were fitted on other runs (vTrain's), so these are predictions. Where a row gives throughput, its seconds are
+its model operations over that; where it does not give the micro-batch size, that is taken as 1. Interleaved schedules are
+as in the row.
 """
 
 from __future__ import annotations

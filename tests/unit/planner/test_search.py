@@ -32,7 +32,7 @@ kinds = st.sampled_from(["A100", "H100", "V100", "L4"])
 clusters = st.lists(st.tuples(kinds, st.integers(1, 5), st.sampled_from([1, 2, 4, 8])), min_size=1, max_size=4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(clusters, st.integers(1, 40), st.sampled_from([2, 7, 16]), st.sampled_from([1024, 4096]))
 def test_every_plan_is_whole(nodes: list[tuple[str, int, int]], ids: int, layers: int, hidden: int) -> None:
     cluster = a_cluster(*nodes)
@@ -55,7 +55,7 @@ def test_every_plan_is_whole(nodes: list[tuple[str, int, int]], ids: int, layers
     assert not found.best.why and all(one.why for one in found.proposals[1:])
 
 
-@settings(max_examples=12, deadline=None, phases=PHASES)
+@settings(max_examples=8, deadline=None, phases=PHASES)
 @given(st.integers(1, 5), st.integers(0, 4), st.sampled_from(["A100", "H100"]), st.integers(6, 30))
 def test_another_node_never_makes_it_slower(a100: int, h100: int, kind: str, ids: int) -> None:
     before = {"A100": a100, "H100": h100}
