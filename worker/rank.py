@@ -115,6 +115,7 @@ class _Rank:
                 self._slots, self._me, order.spec.checkpoint.every, device.torch_device, self._say, self._orders.is_closed
             ),
             device=device.torch_device,
+            kind=order.kind,
         )
         return Member(
             job=self._job,

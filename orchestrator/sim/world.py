@@ -130,7 +130,8 @@ class World(Place):
             raise Violation(f"the checkpoint of step {effect.step} of {effect.job} lacks shards of {plan.describe()}")
         path = f"/shared/{effect.job}/{effect.step}-{effect.generation}"
         answer = reference(effect.spec, effect.step)
-        checkpoint = CheckpointRef(step=effect.step, generation=effect.generation, path=path, answer=answer)
+        local = plan.nodes if plan and effect.spec.checkpoint.local else ()
+        checkpoint = CheckpointRef(step=effect.step, generation=effect.generation, path=path, answer=answer, local=local)
         self.checkpoints[effect.job].add(checkpoint)
         return checkpoint
 
