@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from .checkpoint import After, Canary, CheckpointRef, ShardRef
+from .checkpoint import After, Canary, CheckpointRef, Pacing, SaveCost, ShardRef
 from .effects import Effect
 from .faults import Injected
 from .generation import Answer, RankReport, Settlement
@@ -334,6 +334,18 @@ class JobRecord:
     """The one that was told so."""
     saving: Mapping[Step, tuple[ShardRef, ...]] = field(default_factory=dict)
     """Shards of checkpoints that are not committed yet."""
+    pacing: Pacing | None = None
+    """What is saved how often; None until it differs from what the job's file says."""
+    pacing_told: Generation = Generation(0)
+    """The one that saves so."""
+    adrift: Step | None = None
+    """Of this generation: journal entries from this step on have nothing to go on from, until a base is saved."""
+    base_asked: Step = Step(0)
+    """What was committed when a base was last asked for because of that."""
+    complained: Step = Step(0)
+    """The step of which people were told last that its journal entry could not be saved."""
+    costs: tuple[SaveCost, ...] = ()
+    """Of the latest saves, oldest first."""
     unsaved: tuple[Step, ...] = ()
     """Of this generation's newest, those that will have no checkpoint because a part could not be written."""
     plans: Mapping[Generation, Plan] = field(default_factory=dict)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.ids import Device, JobId, Step
 from orchestrator.domain.layout import Layout, Move
 from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed
 from orchestrator.domain.spec import JobSpec
+from orchestrator.recovery.retention import reads
 
 from .memory import Flip, Memory, Violation, check_filled
 from .place import Place
@@ -85,10 +87,20 @@ class Filling:
     def memory(self, device: Device) -> Memory:
         """Of a member that has received everything."""
         held, wrong = self._layout.held(device), self._brought(device)
-        restore = self._form.restore
-        if isinstance(restore, FromCheckpoint) and (flip := self._place.forged.get(restore.checkpoint.path)):
-            wrong |= {flip} if flip.is_in(held) else set()
+        for link in self._links():
+            if flip := self._place.forged.get(link.path):
+                wrong |= {flip} if flip.is_in(held) else set()
         return Memory(self._form.generation, self.step, held, wrong)
+
+    def damaged(self) -> list[Step]:
+        """Steps of what the checkpoint is read through that nobody can read."""
+        return [link.step for link in self._links() if link.path in self._place.damaged]
+
+    def _links(self) -> list[CheckpointRef]:
+        restore = self._form.restore
+        if not isinstance(restore, FromCheckpoint):
+            return []
+        return [one for one in self._place.checkpoints[self._job] if reads(restore.checkpoint, one)]
 
     # --- checks -----------------------------------------------------------------------------------------------------------
 

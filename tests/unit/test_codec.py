@@ -36,7 +36,7 @@ from orchestrator.domain.protocol import (
     StopAfter,
 )
 from orchestrator.domain.quarantine import Quarantine
-from tests import believed, doubts, samples
+from tests import believed, doubts, journals, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -70,6 +70,10 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "saved-records-1": (JobRecord, (believed.RECORD,)),
     "saved-inputs-1": (Input, believed.INPUTS),
     "saved-reports-1": (RankReport, believed.REPORTS),
+    "journal-requests-1": (HostRequest, journals.REQUESTS),
+    "journal-events-1": (HostEvent, journals.HOST_EVENTS),
+    "journal-reports-1": (RankReport, journals.REPORTS),
+    "journal-records-1": (JobRecord, (journals.RECORD,)),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
         samples.JOINS,
@@ -93,7 +97,15 @@ def test_golden_values_decode_equal_and_are_encoded_as_they_were(name: str) -> N
 def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
-    later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS, *believed.INPUTS)
+    later = (
+        *samples.LATER,
+        *journals.REQUESTS,
+        *doubts.REQUESTS,
+        *doubts.HOST_EVENTS,
+        *doubts.INPUTS,
+        *believed.EFFECTS,
+        *believed.INPUTS,
+    )
     assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 
 

@@ -202,8 +202,15 @@ class Dispatch:
         if "why" in said:
             self._end_parcel(str(said["why"]))
         else:
-            device = parcel.custody.device
-            self._end_parcel("", ShardRef(device=device, index=str(said["index"]), sha256=str(said["sha256"])))
+            shard = ShardRef(
+                device=parcel.custody.device,
+                index=str(said["index"]),
+                sha256=str(said["sha256"]),
+                kind="journal" if parcel.slot.is_entry else "base",
+                write_s=float(said["seconds"]),
+                stall_s=parcel.slot.stall_s,
+            )
+            self._end_parcel("", shard)
 
     def _bury(self) -> None:
         assert self._process is not None and self._socket is not None

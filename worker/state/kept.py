@@ -22,6 +22,7 @@ from orchestrator.domain.profile import Interval, Profile, joined
 from orchestrator.domain.protocol import BeginJoin, FromCheckpoint, FromMemory, FromSeed, Restore
 from orchestrator.domain.spec import JobSpec
 
+from ..checkpoint.reader import LinkCorrupt
 from ..donation import Donation
 from ..faultpoints import faultpoint
 from ..findings import NotRestored
@@ -84,7 +85,8 @@ class Kept:
                 try:
                     from_checkpoint(fresh, Path(restore.checkpoint.path))
                 except CheckpointCorrupt as error:
-                    found = Unreadable(step=restore.checkpoint.step, generation=restore.checkpoint.generation)
+                    since = error.step if isinstance(error, LinkCorrupt) else Step(0)
+                    found = Unreadable(step=restore.checkpoint.step, generation=restore.checkpoint.generation, since=since)
                     raise NotRestored(found, str(error)) from error
             case FromMemory():
                 stores = self._stores(restore.step)
