@@ -345,7 +345,11 @@ class JobRecord:
     complained: Step = Step(0)
     """The step of which people were told last that its journal entry could not be saved."""
     costs: tuple[SaveCost, ...] = ()
-    """Of the latest saves, oldest first."""
+    """Of the latest saves of either kind, each oldest first."""
+    num_costs: int = 0
+    """How many there have been."""
+    num_weighed: int = 0
+    """And up to which of them what is saved how often has been weighed."""
     unsaved: tuple[Step, ...] = ()
     """Of this generation's newest, those that will have no checkpoint because a part could not be written."""
     plans: Mapping[Generation, Plan] = field(default_factory=dict)

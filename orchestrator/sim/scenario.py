@@ -164,8 +164,9 @@ def _job(rng: Random, number: int, devices: int, steps: int | None) -> JobSpec:
 
 
 def _checkpoint(every: int, rng: Random) -> CheckpointSpec:
-    policy: Policy = rng.choice(("full", "journal", "journal")) if every else "full"
-    return CheckpointSpec(every=every, policy=policy)
+    policies: tuple[Policy, ...] = ("full", "journal", "journal", "auto")
+    policy = rng.choice(policies) if every else "full"
+    return CheckpointSpec(every="auto" if policy == "auto" else every, policy=policy)
 
 
 def profile() -> Profile:

@@ -107,7 +107,8 @@ def commit_ready_checkpoints(draft: Draft) -> None:
 def _commit(draft: Draft, generation: Generation, step: Step, shards: tuple[ShardRef, ...]) -> None:
     record = draft.record
     assert record.profile is not None
-    draft.set(saving=_without(record.saving, (step,)), costs=_with(record.costs, SaveCost.of(shards)))
+    costs = _with(record.costs, SaveCost.of(shards))
+    draft.set(saving=_without(record.saving, (step,)), costs=costs, num_costs=record.num_costs + 1)
     draft.emit(
         CommitCheckpoint(
             job=record.id,
