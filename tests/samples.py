@@ -94,6 +94,8 @@ from orchestrator.domain.protocol import (
     RankReported,
     RanksSeen,
     RanksStalled,
+    Read,
+    Restore,
     SaveSoon,
     SeatsPrepared,
     ShardNotSaved,
@@ -201,6 +203,15 @@ EXACT_ANSWER = replace(ANSWER, maxima=(0.25, 1e-30))
 EXACT_RESTORES = (
     FromCheckpoint(checkpoint=replace(CHECKPOINT, answer=replace(EXACT_ANSWER, step=Step(40)))),
     FromMemory(step=Step(41), answer=EXACT_ANSWER, moves=(MOVE,)),
+)
+MIXED_RESTORES: tuple[Restore, ...] = (
+    FromMemory(
+        step=CHECKPOINT.step,
+        answer=ANSWER,
+        moves=(MOVE,),
+        checkpoint=replace(CHECKPOINT, local=(NODE,)),
+        reads=(Read(MOVE.interval, D2),),
+    ),
 )
 
 REQUESTS: tuple[HostRequest, ...] = (

@@ -141,14 +141,17 @@ class SquareSum:
 
 @contextmanager
 def deterministic_kernels() -> Iterator[None]:
-    """Operations that have no deterministic kernel raise; nothing else about them changes."""
-    was = torch.are_deterministic_algorithms_enabled()
+    """Operations that have no deterministic kernel raise; nothing else about them changes.
+
+    By the debug mode: use_deterministic_algorithms() would import a whole compiler first, 2 s in every new rank.
+    """
+    was = torch.get_deterministic_debug_mode()
     settings: Any = torch.utils.deterministic
     filled = settings.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     settings.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(was)
+        torch.set_deterministic_debug_mode(was)
         settings.fill_uninitialized_memory = filled

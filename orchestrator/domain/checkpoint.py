@@ -69,6 +69,8 @@ class CheckpointRef:
     """Loss of each micro-batch of the step after it, once that has passed: what whoever is restored from it must give."""
     is_proven: bool = False
     """A job restored from it gave them."""
+    local: tuple[NodeId, ...] = ()
+    """Nodes on whose own disks there is another copy of what their devices wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,8 @@ class ShardRef:
     device: Device
     index: str
     sha256: str
+    is_local: bool = False
+    """Another copy of it is on its node's own disk."""
     kind: CheckpointKind = "base"
     write_s: float = 0.0
     """For which its host was at it, until it was on disk."""

@@ -181,8 +181,12 @@ class Move:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
     moves: tuple[Move, ...]
-    missing: tuple[Interval, ...]
-    """Intervals nobody alive holds."""
+    lacking: tuple[tuple[Device, Interval], ...] = ()
+    """Intervals nobody alive holds, and who is to hold them."""
+
+    @property
+    def missing(self) -> tuple[Interval, ...]:
+        return tuple(interval for _, interval in self.lacking)
 
 
 def transfers(
@@ -204,7 +208,7 @@ def transfers(
                 by_line[interval.line].append(_Source(interval, device, last_resort))
     load: dict[Device, int] = defaultdict(int)
     moves: list[Move] = []
-    missing: list[Interval] = []
+    lacking: list[tuple[Device, Interval]] = []
     for device in sorted(set(targets.owned) | set(targets.mirrored)):
         for target in targets.held(device):
             here = [s for s in by_line[target.line] if s.interval.start < target.stop and s.interval.stop > target.start]
@@ -214,7 +218,7 @@ def transfers(
                 if not covering:
                     ahead = [s.interval.start for s in here if s.interval.start > position]
                     stop = min([target.stop, *ahead])
-                    missing.append(Interval(target.line, position, stop))
+                    lacking.append((device, Interval(target.line, position, stop)))
                     position = stop
                     continue
                 source = min(covering, key=lambda s: (*s.rank_for(device), load[s.holder], s.holder))
@@ -226,7 +230,7 @@ def transfers(
                     load[holder] += stop - position
                 moves.append(Move(Interval(target.line, position, stop), holder, device))
                 position = stop
-    return Transfers(moves=tuple(moves), missing=tuple(missing))
+    return Transfers(moves=tuple(moves), lacking=tuple(lacking))
 
 
 @dataclass(frozen=True, slots=True)

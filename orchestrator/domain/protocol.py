@@ -16,7 +16,7 @@ from .generation import Answer, RankReport
 from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
 from .plan import Plan
-from .profile import Profile
+from .profile import Interval, Profile
 from .sight import RankSight
 from .spec import JobSpec
 
@@ -35,16 +35,28 @@ class FromCheckpoint:
     checkpoint: CheckpointRef
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Fill an interval of what a device is to hold from a checkpoint."""
+
+    interval: Interval
+    target: Device
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromMemory:
     """Survivors bring their state to `step` (applying `answer` where they had not); then the new layout is filled.
 
-    What a device holds already it keeps; `moves` are the rest, between devices.
+    What a device holds already it keeps; `moves` are the rest, between devices. What nobody holds is read from a checkpoint
+    of the very same state, where there is one.
     """
 
     step: Step
     answer: Answer | None
     moves: tuple[Move, ...]
+    checkpoint: CheckpointRef | None = None
+    """None where nothing is read."""
+    reads: tuple[Read, ...] = ()
 
 
 Restore: TypeAlias = FromSeed | FromCheckpoint | FromMemory

@@ -16,7 +16,7 @@ from orchestrator.domain.course import Course
 from orchestrator.domain.generation import Answer, Disagrees, NotFinite, Unreadable
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
 from orchestrator.domain.layout import layout, partners
-from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, RankFinished
+from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, RankFinished
 from orchestrator.domain.sight import Traffic
 from orchestrator.domain.spec import JobSpec
 
@@ -185,10 +185,14 @@ class Arena:
         if not rank.reaches("in_transfer"):
             return
         restore = self.form.restore
+        checkpoint = None if isinstance(restore, FromSeed) else restore.checkpoint
+        is_read = isinstance(restore, FromCheckpoint) or (
+            isinstance(restore, FromMemory) and any(read.target == rank.device for read in restore.reads)
+        )
         bad = self._filling.damaged()
-        if isinstance(restore, FromCheckpoint) and bad:
-            found = Unreadable(step=restore.checkpoint.step, generation=restore.checkpoint.generation, since=min(bad))
-            rank.leave(None, f"{restore.checkpoint.path} cannot be read", found)
+        if checkpoint is not None and is_read and bad:
+            found = Unreadable(step=checkpoint.step, generation=checkpoint.generation, since=min(bad))
+            rank.leave(None, f"{checkpoint.path} cannot be read", found)
             return
         self.has_started = True
         self._checker.started(self.job, self.generation)

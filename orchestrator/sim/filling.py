@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.ids import Device, JobId, Step
 from orchestrator.domain.layout import Layout, Move
+from orchestrator.domain.profile import Interval
 from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed
 from orchestrator.domain.spec import JobSpec
 from orchestrator.recovery.retention import reads
@@ -51,9 +52,14 @@ class Filling:
         restore = self._form.restore
         for device in members:
             self._here[device].settle(restore)
-        if isinstance(restore, FromCheckpoint) and restore.checkpoint.path not in self._place.paths(self._job):
-            raise Violation(
-                f"generation {self._form.generation} restores from {restore.checkpoint}, which was never committed"
+        checkpoint = None if isinstance(restore, FromSeed) else restore.checkpoint
+        if checkpoint is not None and checkpoint.path not in self._place.paths(self._job):
+            raise Violation(f"generation {self._form.generation} restores from {checkpoint}, which was never committed")
+        if isinstance(restore, FromMemory) and checkpoint is not None and checkpoint.step != restore.step:
+            raise Violation(f"generation {self._form.generation} mixes step {restore.step} with {checkpoint}")
+        if isinstance(restore, FromMemory) and checkpoint is not None:
+            self._place.note(
+                f"  {self._job} reads {len(restore.reads)} intervals that are in no memory from {checkpoint.path}"
             )
         if isinstance(restore, FromSeed) and self._place.scenario.start_of(self._job):
             raise Violation(
@@ -68,12 +74,13 @@ class Filling:
 
     def receive_some(self, rank: SimRank) -> None:
         """A transfer that is cut short has brought some of it."""
+        rank.arrived.extend(self._reads_of(rank.device))
         for move in self._moves_to(rank.device):
             if self._place.rng.random() < 0.5:
                 rank.arrived.append(move.interval)
 
     def receive_all(self, rank: SimRank) -> None:
-        rank.arrived.extend(move.interval for move in self._moves_to(rank.device))
+        rank.arrived.extend((*self._reads_of(rank.device), *(move.interval for move in self._moves_to(rank.device))))
 
     def kill_donor(self) -> None:
         """Where one is doomed, it dies while it gives what it holds."""
@@ -87,9 +94,11 @@ class Filling:
     def memory(self, device: Device) -> Memory:
         """Of a member that has received everything."""
         held, wrong = self._layout.held(device), self._brought(device)
+        restore = self._form.restore
+        read = held if isinstance(restore, FromCheckpoint) else self._reads_of(device)
         for link in self._links():
             if flip := self._place.forged.get(link.path):
-                wrong |= {flip} if flip.is_in(held) else set()
+                wrong |= {flip} if flip.is_in(read) else set()
         return Memory(self._form.generation, self.step, held, wrong)
 
     def damaged(self) -> list[Step]:
@@ -97,10 +106,12 @@ class Filling:
         return [link.step for link in self._links() if link.path in self._place.damaged]
 
     def _links(self) -> list[CheckpointRef]:
+        """What the checkpoint that is restored from is read through, itself included."""
         restore = self._form.restore
-        if not isinstance(restore, FromCheckpoint):
+        checkpoint = None if isinstance(restore, FromSeed) else restore.checkpoint
+        if checkpoint is None:
             return []
-        return [one for one in self._place.checkpoints[self._job] if reads(restore.checkpoint, one)]
+        return [one for one in self._place.checkpoints[self._job] if reads(checkpoint, one)]
 
     # --- checks -----------------------------------------------------------------------------------------------------------
 
@@ -114,7 +125,7 @@ class Filling:
         generation = self._form.generation
         for device in self._form.plan.devices:
             kept = self._here[device].whole_at(restore.step)
-            moved = [move.interval for move in restore.moves if move.target == device]
+            moved = [move.interval for move in restore.moves if move.target == device] + self._reads_of(device)
             check_filled(f"{device} in generation {generation}", self._layout.held(device), kept, moved)
         for move in restore.moves:
             source = self._here.get(move.source)
@@ -130,6 +141,11 @@ class Filling:
 
     def _moves_to(self, device: Device) -> list[Move]:
         return [move for move in self._moves if move.target == device]
+
+    def _reads_of(self, device: Device) -> list[Interval]:
+        restore = self._form.restore
+        reads = restore.reads if isinstance(restore, FromMemory) else ()
+        return [read.interval for read in reads if read.target == device]
 
     def _brought(self, device: Device) -> frozenset[Flip]:
         """Flipped bits come along with what they are in, moved or kept."""

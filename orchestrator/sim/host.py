@@ -51,8 +51,8 @@ from .rank import SimRank
 
 FLUSH_S = 0.2
 DISK_FULL = 0.03
-WRITE_S: Mapping[CheckpointKind, float] = {"base": 0.1, "journal": 0.03}
-"""What is told of how long writing takes."""
+WRITE_S: Mapping[CheckpointKind, float] = {"base": 0.12, "journal": 0.06}
+"""How long writing takes at most, and is told to take."""
 LAST_WORDS_LOST = 0.5
 BROKEN = 0.2
 """How often a device that is tested turns out to be."""
@@ -295,10 +295,7 @@ class SimHost:
             if queue:
                 self._soon(*queue[0])
 
-        if kind == "base":
-            queue.append((0.01, 0.3, write))
-        else:
-            queue.append((0.01, 0.08, write))
+        queue.append((0.01, WRITE_S[kind], write))
         if len(queue) == 1:
             self._soon(*queue[0])
 

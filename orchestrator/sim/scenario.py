@@ -108,6 +108,8 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     jobs = tuple(replace(job, recovery=replace(job.recovery, spares=more.choice((0, 1, 1, 2)))) for job in jobs)
     starts = {"job0": Random(f"start {seed}").randint(1, 20)} if seed % 10 == 4 else {}
     jobs = tuple(begun_elsewhere(job) if job.name in starts else job for job in jobs)
+    if seed % 10 == 6:  # what memory lacks is on disk, of the same step
+        jobs = tuple(replace(job, checkpoint=replace(job.checkpoint, every=1)) for job in jobs)
     harm: tuple[Trouble, ...] = (
         Trouble.KILL_RANK,
         Trouble.KILL_VOTER,

@@ -16,7 +16,7 @@ from orchestrator.domain.generation import Answer, Unreadable
 from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.job import Failed, Stopping
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import FromCheckpoint, FromMemory, Restore
+from orchestrator.domain.protocol import FromMemory, FromSeed, Restore
 from orchestrator.recovery.canary import difference
 from orchestrator.recovery.retention import reads
 
@@ -35,10 +35,11 @@ def restored_from(draft: Draft, restore: Restore) -> None:
 
     Memory that a canary has not left yet is no better than the checkpoint it was filled from.
     """
-    if isinstance(restore, FromMemory):
+    checkpoint = None if isinstance(restore, FromSeed) else restore.checkpoint
+    is_known = checkpoint is not None and bool(checkpoint.after)
+    if isinstance(restore, FromMemory) and not is_known:
         return
-    is_known = isinstance(restore, FromCheckpoint) and bool(restore.checkpoint.after)
-    draft.set(canary=Canary(checkpoint=restore.checkpoint) if is_known and isinstance(restore, FromCheckpoint) else None)
+    draft.set(canary=Canary(checkpoint=checkpoint) if checkpoint is not None and is_known else None)
 
 
 def first_step_passed(draft: Draft, answer: Answer, plan: Plan | None) -> bool:

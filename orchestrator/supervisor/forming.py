@@ -7,11 +7,12 @@ from dataclasses import replace
 from orchestrator.domain.generation import Settlement
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
 from orchestrator.domain.job import Forming, Incident, Queued, Reforming, Running, Starting
+from orchestrator.domain.layout import layout
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FormGeneration, FromMemory, OpenHost, PrepareSeats, SeatsPrepared
 from orchestrator.domain.rungs import Rung
 from orchestrator.recovery.breaker import rest_s
-from orchestrator.recovery.restore import RestorePlan, choose_restore, cold_restore
+from orchestrator.recovery.restore import Disks, RestorePlan, choose_restore, cold_restore
 from orchestrator.recovery.risk import risk
 
 from .believing import restored_from
@@ -238,8 +239,20 @@ def _prepare(draft: Draft, forming: Forming, node: NodeId) -> None:
 
 def _restore(draft: Draft, forming: Forming, settlement: Settlement | None) -> RestorePlan:
     if settlement is None:
-        return cold_restore(draft.record.checkpoint)
+        return _cold(draft, forming.plan)
     return _choose(draft, forming.plan, settlement)
+
+
+def _cold(draft: Draft, target: Plan) -> RestorePlan:
+    record = draft.record
+    assert record.profile is not None
+    checkpoint = record.checkpoint
+    if checkpoint is None or not checkpoint.local:
+        return cold_restore(checkpoint)
+    wanted = layout(target, record.profile, mirrors=record.spec.recovery.mirrors)
+    return cold_restore(
+        checkpoint, wanted=wanted, disks=Disks.of(checkpoint, record.plans.get(checkpoint.generation), record.profile)
+    )
 
 
 def _choose(draft: Draft, target: Plan, settlement: Settlement) -> RestorePlan:

@@ -23,7 +23,7 @@ from orchestrator.recovery.retention import kept
 
 from .believing import believed
 from .draft import Draft
-from .forming import at_work
+from .forming import at_work, current_forming
 from .stopping import stop
 
 UNSAVED = 8
@@ -133,10 +133,12 @@ def checkpoint_committed(draft: Draft, checkpoint: CheckpointRef) -> None:
     draft.set(checkpoint=newest, older=keep[1:])
     if newest.kind == "base":  # what is older and has not come so far is of no use any more
         draft.set(saving=_without(record.saving, (step for step in record.saving if step < newest.step)))
-    if newest.kind == "base":
         draft.say("checkpoint", f"checkpoint of step {checkpoint.step} is committed", path=checkpoint.path)
     elif len(keep) == len(known) + 1:
         return  # nothing goes
+    forming = current_forming(draft)
+    if forming is not None and forming.formed:
+        return  # ranks may be reading one that would go; it does with the next commit
     is_saving = any(isinstance(effect, CommitCheckpoint) for effect in draft.record.outbox.values())
     doomed = () if is_saving else _condemned_for(draft, REFUSED_S)
     draft.emit(PruneCheckpoints(job=record.id, keep=keep, condemned=tuple(sorted(draft.record.condemned)), doomed=doomed))

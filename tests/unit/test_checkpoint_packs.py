@@ -14,7 +14,7 @@ from orchestrator.adapters import manifest
 from orchestrator.adapters.index import PLANES, RAW, ZSTD
 from orchestrator.domain.plan import Plan
 from tests.checkpoints import PROFILE, SMALL_PLAN, Saves, a_plan, dense, frozen_but
-from worker.checkpoint.coding import Coder, Coding, digest
+from worker.checkpoint.coding import PAYS_ONCE, Coder, Coding, digest
 
 
 def test_only_what_changed_is_written(tmp_path: Path) -> None:
@@ -160,9 +160,12 @@ def test_the_coding_is_what_pays() -> None:
         (PLANES, 5): (weights.view(np.uint32) & 0xFFFF0000).view(np.uint8),
     }
     for (name, planes), content in cases.items():
-        chosen = coder.choose(content)
+        chosen = coder.choose(content, PAYS_ONCE)
         assert (chosen.name, chosen.planes) == (name, planes)
     shorter = {
-        name: len(coder.encode(content, coder.choose(content))[1]) / content.size for (name, _), content in cases.items()
+        name: len(coder.encode(content, coder.choose(content, PAYS_ONCE))[1]) / content.size
+        for (name, _), content in cases.items()
     }
     assert shorter[RAW] == 1.0 and shorter[ZSTD] < 0.01 and shorter[PLANES] < 0.5
+    assert coder.choose(weights.view(np.uint8)).name == RAW, "a state is read whole: too little is gained"
+    assert coder.choose(cases[PLANES, 5]).name == PLANES

@@ -54,6 +54,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "looking-records-1": (JobRecord, samples.LOOKING_RECORDS),
     "endings-1": (HostEvent, samples.ENDINGS),
     "exact-1": (Restore, samples.EXACT_RESTORES),
+    "mixed-1": (Restore, samples.MIXED_RESTORES),
     "nodes-1": (tuple[Node, ...], (samples.NODES,)),
     "heard-1": (HostHeard, samples.HEARD),
     "asked-1": (CheckpointNow | SaveSoon, samples.ASKED),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer, Settlement
-from orchestrator.domain.ids import Device, Generation, Step
+from orchestrator.domain.ids import Device, Generation, NodeId, Step
+from orchestrator.domain.layout import layout
+from orchestrator.domain.profile import joined
 from orchestrator.domain.protocol import FromCheckpoint, FromMemory, FromSeed
 from orchestrator.recovery.restore import RestorePlan, choose_restore, cold_restore
 from tests.builders import a_device, a_plan, a_profile, an_answer
@@ -92,6 +96,57 @@ def test_holders_of_a_plan_nobody_knows_any_more_are_no_source() -> None:
         checkpoint=None,
     )
     assert found.restore == FromSeed()
+
+
+# --- memory and disk, of one state ----------------------------------------------------------------------------------------
+
+SAME = CheckpointRef(step=Step(7), generation=G, path="/shared/7", answer=an_answer(7))
+"""Right after the step that is settled, in the generation that ended."""
+
+
+def test_what_memory_lacks_is_read_from_a_checkpoint_of_the_same_state_and_nothing_else_is() -> None:
+    found = restore(DEVICES[4:], checkpoint=SAME)
+    assert isinstance(found.restore, FromMemory) and (found.step, found.restore.checkpoint) == (7, SAME)
+    before = layout(PLAN, a_profile(), mirrors=1)
+    living = [interval for device in DEVICES[4:] for interval in before.held(device)]
+    assert found.restore.reads and all(
+        not any(have.intersect(read.interval) for have in living) for read in found.restore.reads
+    )
+    moved = [*found.restore.reads, *found.restore.moves]
+    for device in PLAN.devices:
+        got = [one.interval for one in moved if one.target == device]
+        kept = before.held(device) if device in DEVICES[4:] else ()
+        assert sorted(map(len, joined([*got, *kept]))) == sorted(map(len, joined(before.held(device))))
+    assert found.reason.startswith("step 7: ") and "from memory" in found.reason
+    assert f"{len(found.restore.reads)} intervals from shared storage" in found.reason
+
+
+def test_a_checkpoint_of_the_same_step_but_of_another_run_of_it_is_not_mixed_with_memory() -> None:
+    other = replace(SAME, generation=Generation(0), answer=replace(an_answer(7), norm=2.5))
+    assert restore(DEVICES[4:], checkpoint=other).restore == FromCheckpoint(checkpoint=other)
+    same = replace(SAME, generation=Generation(0))
+    assert isinstance(restore(DEVICES[4:], checkpoint=same).restore, FromMemory), "one vote, whoever wrote it down"
+
+
+def test_where_nobody_lives_all_is_read() -> None:
+    assert restore([], checkpoint=SAME).restore == FromCheckpoint(checkpoint=SAME)
+
+
+def test_whole_memory_needs_no_disk() -> None:
+    found = restore(DEVICES[1:], checkpoint=SAME).restore
+    assert isinstance(found, FromMemory) and (found.checkpoint, found.reads) == (None, ())
+
+
+def test_a_device_reads_its_own_nodes_disk_where_that_has_all_of_an_interval() -> None:
+    local = replace(SAME, local=(NodeId("n0"),))
+    found = restore(DEVICES[4:], checkpoint=local)
+    assert isinstance(found.restore, FromMemory)
+    own = layout(PLAN, a_profile(), mirrors=0).owned
+    near = [read for read in found.restore.reads if read.target.node == "n0" and read.interval in own[read.target]]
+    assert near and f"{len(near)} intervals from n0's disk" in found.reason
+    assert f"{len(found.restore.reads) - len(near)} intervals from shared storage" in found.reason
+    older = restore(DEVICES[4:], checkpoint=replace(local, step=Step(5)))
+    assert "from the checkpoint of step 5: " in older.reason and "from n0's disk" in older.reason
 
 
 def test_cold_start_takes_the_newest_checkpoint() -> None:

@@ -21,8 +21,11 @@ from orchestrator.adapters.index import ITEM_BYTES, PLANES, RAW, ZSTD
 
 LEVEL = 1
 """Of zstd: higher ones gain under 1 % on exponents and take two to four times as long."""
-PAYS = 0.92
-"""Stored bytes over content bytes, above which a coding is not worth its time when the state is read again."""
+PAYS = 0.83
+"""Stored bytes over content bytes, above which a coding is not worth its time: decoding takes three times as long as
+reading does, and all of a state is read whenever a job is restored."""
+PAYS_ONCE = 0.92
+"""The same for what is written at every step and hardly ever read: gradients."""
 SAMPLE = 1 << 14
 """Elements that a coding is chosen from."""
 SMALL = 1 << 10
@@ -51,8 +54,8 @@ class Coder:
         self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
         self._decompressor = zstandard.ZstdDecompressor()
 
-    def choose(self, content: NDArray[np.uint8]) -> Coding:
-        """What pays for content like this. content: the bytes of fp32 elements."""
+    def choose(self, content: NDArray[np.uint8], pays: float = PAYS) -> Coding:
+        """What pays for content like this. content: the bytes of fp32 elements; pays: PAYS or PAYS_ONCE."""
         elements = content.size // ITEM_BYTES
         if elements < SMALL:
             return Coding()
@@ -62,12 +65,12 @@ class Coder:
         planes, cost = 0, 0.0
         for number, plane in enumerate(_planes(sample)):
             ratio = len(self._compressor.compress(plane.data)) / plane.size
-            pays = ratio < PAYS
-            planes |= pays << number
-            cost += (ratio if pays else 1.0) * plane.size / sample.size
-        if whole < PAYS and whole <= cost:
+            is_shorter = ratio < PAYS_ONCE
+            planes |= is_shorter << number
+            cost += (ratio if is_shorter else 1.0) * plane.size / sample.size
+        if whole < pays and whole <= cost:
             return Coding(ZSTD)
-        return Coding(PLANES, planes) if cost < PAYS else Coding()
+        return Coding(PLANES, planes) if cost < pays else Coding()
 
     def encode(self, content: NDArray[np.uint8], coding: Coding) -> tuple[str, bytes | memoryview]:
         """The coding that was used in the end, and the bytes: raw where the chosen one makes them no shorter."""

@@ -25,7 +25,7 @@ from orchestrator.domain.checkpoint import ShardRef
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.profile import Profile
 
-from .coding import Coder, Coding, digest
+from .coding import PAYS, PAYS_ONCE, Coder, Coding, digest
 from .format import chunks
 from .packs import read_stored
 from .snapshot import Snapshot
@@ -150,7 +150,7 @@ class ShardWriter:
     def _add(self, pack: _Pack, line: str, kind: str, content: NDArray[np.uint8], hashed: str) -> _Place:
         coding = self._codings.get((line, kind))
         if coding is None:
-            coding = self._codings[line, kind] = self._coder.choose(content)
+            coding = self._codings[line, kind] = self._coder.choose(content, PAYS if kind in STATE else PAYS_ONCE)
         name, stored = self._coder.encode(content, coding)
         offset = pack.append(stored)
         return _Place(pack.name, offset, len(stored), name, hashed if name == indexes.RAW else digest(stored), True)

@@ -9,12 +9,14 @@ committed: it is told, and then applies what it missed and forgets what does not
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import assert_never
 
 import torch
 
 from orchestrator.adapters.manifest import CheckpointCorrupt
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer, Arrived, Unreadable
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.layout import Bucket, buckets, partners
@@ -82,16 +84,17 @@ class Kept:
             case FromSeed():
                 from_seed(fresh, self._program, self._spec, self._profile)
             case FromCheckpoint():
-                try:
+                with _told(restore.checkpoint):
                     from_checkpoint(fresh, Path(restore.checkpoint.path))
-                except CheckpointCorrupt as error:
-                    since = error.step if isinstance(error, LinkCorrupt) else Step(0)
-                    found = Unreadable(step=restore.checkpoint.step, generation=restore.checkpoint.generation, since=since)
-                    raise NotRestored(found, str(error)) from error
             case FromMemory():
                 stores = self._stores(restore.step)
                 fresh = self._to_fill(fresh, stores)
-                from_memory(fresh, stores, restore.moves, self._me, session)
+                if restore.checkpoint is None:
+                    from_memory(fresh, stores, restore.moves, self._me, session)
+                else:
+                    lost = [read.interval for read in restore.reads if read.target == self._me]
+                    with _told(restore.checkpoint):
+                        from_memory(fresh, stores, restore.moves, self._me, session, lost, Path(restore.checkpoint.path))
                 # Let nobody drop what another rank may still have to be given again: wait until all have everything.
                 session.vote(torch.zeros(1, dtype=torch.float64))
             case _:
@@ -171,6 +174,17 @@ def step_of(restore: Restore) -> Step:
             return restore.step
         case _:
             assert_never(restore)
+
+
+@contextmanager
+def _told(checkpoint: CheckpointRef) -> Iterator[None]:
+    """Which checkpoint could not be read. Raises NotRestored."""
+    try:
+        yield
+    except CheckpointCorrupt as error:
+        since = error.step if isinstance(error, LinkCorrupt) else Step(0)
+        found = Unreadable(step=checkpoint.step, generation=checkpoint.generation, since=since)
+        raise NotRestored(found, str(error)) from error
 
 
 def _arrived_in(store: Holdings) -> Iterator[Interval]:

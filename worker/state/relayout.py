@@ -81,12 +81,19 @@ def give(stores: Sequence[Holdings], moves: Sequence[Move], me: Device, donation
 
 
 def from_memory(
-    holdings: Holdings, stores: Sequence[Holdings], moves: Sequence[Move], me: Device, session: Exchange
+    holdings: Holdings,
+    stores: Sequence[Holdings],
+    moves: Sequence[Move],
+    me: Device,
+    session: Exchange,
+    lost: Sequence[Interval] = (),
+    checkpoint: Path | None = None,
 ) -> None:
     """Keep what this device has in `stores`, exchange the rest. Every rank of the generation is given the same moves.
 
-    `holdings` may be one of the stores, where what is there stays. Raises NotHeld where the stores lack an interval this
-    device is the source of, or the new layout is not filled whole; whatever it raises, `holdings.arrived` says what came.
+    `holdings` may be one of the stores, where what is there stays. lost: what is in nobody's memory and is read from a
+    checkpoint of the same state. Raises NotHeld where the stores lack an interval this device is the source of, or the new
+    layout is not filled whole, and CheckpointCorrupt; whatever it raises, `holdings.arrived` says what came.
     """
     outgoing = _outgoing(stores, moves, me, session.ranks)
     incoming: dict[Rank, list[Interval]] = defaultdict(list)
@@ -96,11 +103,20 @@ def from_memory(
     for store in stores:
         if store is not holdings:
             holdings.keep(store)
+    # Before anything is exchanged: where it cannot be read nobody has waited for a transfer in vain.
+    if checkpoint is not None and lost:
+        _read_lost(holdings, lost, checkpoint)
     coming = [interval for intervals in incoming.values() for interval in intervals]
     missing = sum(map(len, holdings.lacking(coming)))
     if missing:
         raise NotHeld(f"{me} has no source for {missing} elements of its layout; restore from a checkpoint")
     _move(stores, holdings, outgoing, incoming, session)
+
+
+def _read_lost(holdings: Holdings, lost: Sequence[Interval], checkpoint: Path) -> None:
+    found = read(checkpoint, lost)
+    for interval in lost:
+        holdings.fill(interval, torch.stack([found[interval, kind] for kind in KINDS]))
 
 
 def messages(intervals: Sequence[Interval], most: int) -> list[list[Interval]]:
