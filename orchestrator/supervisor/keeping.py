@@ -32,6 +32,8 @@ LEARNED_S = 60.0
 """After which every writer has been told of a condemned pack, so that what names it is refused."""
 REFUSED_S = 120.0
 """After which nothing that was begun before can be committed any more, so that the pack may go."""
+AT_ONCE = 8
+"""Commits under way at most: after a silence of hosts very many may be ready."""
 BEHIND = 32
 """Entries that may wait for the one before them to be committed."""
 AGAIN = 16
@@ -84,7 +86,8 @@ def commit_ready_checkpoints(draft: Draft) -> None:
             continue  # an earlier one has just been given up, and this with it
         if shards[0].kind == "base":
             # What an entry goes on from must not go while that is being committed.
-            if not any(one.shards[0].kind == "journal" for one in _commits(draft)):
+            commits = _commits(draft)
+            if len(commits) < AT_ONCE and not any(one.shards[0].kind == "journal" for one in commits):
                 _commit(draft, generation, step, shards)
             continue
         if step < newest_base:
