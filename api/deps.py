@@ -41,11 +41,12 @@ async def get_text(request: Request) -> str:
         raise Problem(422, "invalid", f"the body is not UTF-8 at byte {error.start}; save it as UTF-8") from error
 
 
-def body_of(model: type[Model]) -> Callable[..., Awaitable[Model]]:
-    """A dependency that reads a body (JSON or YAML) as `model`, refusing it field by field."""
+def body_of(model: type[Model], *, may_be_empty: bool = False) -> Callable[..., Awaitable[Model]]:
+    """A dependency that reads a body (JSON or YAML) as `model`, refusing it field by field; empty where it may be."""
 
     async def read(request: Request) -> Model:
-        return schemas.read(model, parse(await get_text(request), request))
+        text = await get_text(request)
+        return schemas.read(model, {} if may_be_empty and not text.strip() else parse(text, request))
 
     return read
 

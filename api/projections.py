@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.codec import KIND, encode
+from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.faults import Injected
 from orchestrator.domain.ids import Device, Generation
@@ -35,6 +37,7 @@ def job(record: JobRecord) -> views.JobView:
         tokens_per_step=tokens_per_step(record),
         typical_step_s=record.typical_step_s,
         num_params=record.profile.num_params if record.profile else None,
+        size=views.SizeView(**asdict(record.wanted_size)),
         plan=_plan(record, *plan) if plan else None,
         incidents=tuple(_incident(item) for item in record.incidents),
         spares=tuple(
@@ -112,8 +115,9 @@ def gap(id: str, item: Gap) -> views.GapView:
     return views.GapView(id=id, resumes_at=item.resumes_at)
 
 
-def node(item: Node, quarantine: Iterable[Quarantine] = ()) -> views.NodeView:
-    """quarantine: of the whole cluster."""
+def node(item: Node, quarantine: Iterable[Quarantine] = (), cordons: Iterable[Cordon] = ()) -> views.NodeView:
+    """quarantine, cordons: of the whole cluster."""
+    cordon = next((one for one in cordons if one.node == item.id), None)
     return views.NodeView(
         id=item.id,
         kind=item.kind,
@@ -122,7 +126,18 @@ def node(item: Node, quarantine: Iterable[Quarantine] = ()) -> views.NodeView:
         address=item.address,
         labels=dict(item.labels),
         quarantine=tuple(_quarantine(one) for one in quarantine if one.device.node == item.id),
+        scheduling=_scheduling(cordon),
+        removed=cordon is not None and cordon.removes,
+        deadline=instant(cordon.deadline) if cordon and cordon.deadline is not None else None,
     )
+
+
+def _scheduling(cordon: Cordon | None) -> str:
+    if cordon is None:
+        return "open"
+    if not cordon.drains:
+        return "cordoned"
+    return "drained" if cordon.is_empty else "draining"
 
 
 def _quarantine(one: Quarantine) -> views.QuarantineView:
@@ -263,6 +278,8 @@ def _checkpoint(one: CheckpointRef, total_bytes: int | None) -> views.Checkpoint
         seconds=one.seconds or None,
         at=instant(one.at) if one.at else None,
         verified=one.is_proven,
+        tier="local+shared" if one.local else "shared",
+        local=one.local,
     )
 
 

@@ -7,6 +7,7 @@ a file by itself; whether the program, the data or the cluster agree is found ou
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
@@ -15,6 +16,7 @@ from orchestrator.domain.checkpoint import LONGEST_JOURNAL
 from orchestrator.domain.cluster import KINDS
 from orchestrator.domain.codec import decode
 from orchestrator.domain.errors import FieldProblem, Refused
+from orchestrator.domain.size import Size
 from orchestrator.domain.spec import (
     Auto,
     Backend,
@@ -138,6 +140,7 @@ class ParallelSection(Request):
     pp: Degree | None = _default(ParallelSpec, "pp")
     dp: Degree | None = _default(ParallelSpec, "dp")
     min_devices: Degree = _default(ParallelSpec, "min_devices")
+    max_devices: Annotated[Whole, Field(ge=0, le=1_000_000)] = _default(ParallelSpec, "max_devices")
 
 
 class CheckpointSection(Request):
@@ -146,6 +149,7 @@ class CheckpointSection(Request):
     keep_last: Annotated[Whole, Field(ge=1, le=1000)] = _default(CheckpointSpec, "keep_last")
     keep_every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "keep_every")
     keep_best: Annotated[Whole, Field(ge=0, le=1000)] = _default(CheckpointSpec, "keep_best")
+    local: Folder = _default(CheckpointSpec, "local")
     restore_from: Folder = _default(CheckpointSpec, "restore_from")
     weights_only: Annotated[bool, Field(strict=True)] = _default(CheckpointSpec, "weights_only")
 
@@ -251,6 +255,15 @@ def _contradictions(job: JobFile) -> tuple[FieldProblem, ...]:
         most = parallel.tp * pp * dp
         message = f"parallel.min_devices is {parallel.min_devices}, but tp x pp x dp uses only {most}; lower it"
         found.append(_too_high("parallel.min_devices", parallel.min_devices, message, most))
+    least = max(parallel.min_devices, (parallel.tp or 1) * pp * dp)
+    if 0 < parallel.max_devices < least:
+        what = "min_devices" if least == parallel.min_devices else "tp x pp x dp"
+        message = f"parallel.max_devices is {parallel.max_devices}, {what} needs {least}; raise it, or lower that"
+        found.append(
+            FieldProblem(
+                field="parallel.max_devices", value=parallel.max_devices, message=message, allowed=f"at least {least}, or 0"
+            )
+        )
     return tuple(found)
 
 
@@ -273,3 +286,40 @@ class AddNodeRequest(Request):
     num_devices: Annotated[Whole, Field(ge=1, le=64)] = 2
     labels: Annotated[dict[LabelWord, LabelWord], Field(max_length=16)] = Field(default_factory=dict)
     """`rack` and `switch` name failure domains: mirrors keep out of their owner's."""
+    count: Annotated[Whole, Field(ge=1, le=64)] = 1
+    """Nodes of this kind."""
+
+
+class DrainRequest(Request):
+    deadline_s: Annotated[float | None, Field(ge=0, le=30 * 86400)] = None
+    """The node goes after so long in any case, as a spot instance does; only with remove."""
+    remove: bool = False
+    """Have the node taken away once it is empty."""
+
+
+Devices = Annotated[Whole, Field(ge=0, le=1_000_000)]
+
+
+class ResizeRequest(Request):
+    """What is left out stays as it is; in devices."""
+
+    min_devices: Annotated[Whole, Field(ge=1, le=1_000_000)] | None = None
+    """The job waits rather than run on fewer."""
+    max_devices: Devices | None = None
+    """And never has more; 0 for no limit."""
+    target: Devices | None = None
+    """How many it should have now; 0 for as many as it can use."""
+
+    def changed(self, size: Size) -> Size:
+        """Raises Refused where the three contradict each other."""
+        if self.min_devices is self.max_devices is self.target is None:
+            raise Refused("nothing is to be changed; send min_devices, max_devices or target")
+        now = replace(size, **{name: value for name, value in self.model_dump().items() if value is not None})
+        if now.max_devices and now.max_devices < now.min_devices:
+            why = f"max_devices is {now.max_devices}, below min_devices {now.min_devices}; raise it or lower min_devices"
+            raise Refused(why, (_too_high("min_devices", now.min_devices, why, now.max_devices),))
+        if now.target and not now.min_devices <= now.target <= (now.max_devices or now.target):
+            allowed = f"{now.min_devices} to {now.max_devices}" if now.max_devices else f"{now.min_devices} upwards"
+            why = f"target is {now.target}, the job may have {allowed}; choose one of those or change the bounds"
+            raise Refused(why, (FieldProblem(field="target", value=now.target, message=why, allowed=allowed),))
+        return now

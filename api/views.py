@@ -163,7 +163,9 @@ class CheckpointView(View):
     verified: bool = False
     """Training was restored from it, and the step after it came out as it had before."""
     tier: str = "shared"
-    """Where it is: shared, the folder that every node sees."""
+    """Where it is: shared, the folder that every node sees; local+shared where nodes have copies on their own disks too."""
+    local: tuple[str, ...] = ()
+    """Those nodes; restoring there reads the copy first."""
 
 
 class FailureView(View):
@@ -204,11 +206,20 @@ class JobSummary(View):
     finished_at: Instant | None
 
 
+class SizeView(View):
+    """In devices; 0 for no limit."""
+
+    min_devices: int
+    max_devices: int
+    target: int
+
+
 class JobView(JobSummary):
     labels: dict[str, str]
     tokens_per_step: int
     typical_step_s: float | None
     num_params: int | None
+    size: SizeView
     plan: PlanView | None
     incidents: tuple[IncidentView, ...]
     spares: tuple[SpareView, ...] = ()
@@ -292,6 +303,12 @@ class NodeView(View):
     labels: dict[str, str]
     quarantine: tuple[QuarantineView, ...] = ()
     """Devices that were accused of wrong numbers; those not `released` are in no plan."""
+    scheduling: str = "open"
+    """cordoned: nothing new is placed there; draining: jobs leave it; drained: they have."""
+    removed: bool = False
+    """It goes once it is empty,"""
+    deadline: Instant | None = None
+    """or then in any case."""
 
 
 TERMINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})

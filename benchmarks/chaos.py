@@ -76,7 +76,10 @@ def _one(name: str, seed: int, faults: int, asked: argparse.Namespace) -> Soaked
         regrow_s=3.0,
     )
     shape = SHAPES[name]
-    with local_cluster(shape.nodes, asked.state_dir and asked.state_dir / name) as cluster, Client(cluster.url, retry_s=60) as client:
+    with (
+        local_cluster(shape.nodes, asked.state_dir and asked.state_dir / name) as cluster,
+        Client(cluster.url, retry_s=60) as client,
+    ):
         return soak(client, schedule, shape, exact=not asked.inexact)
 
 

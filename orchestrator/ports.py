@@ -8,6 +8,7 @@ from typing import Protocol
 
 from .domain.checkpoint import CheckpointRef
 from .domain.cluster import Node
+from .domain.cordon import Cordon
 from .domain.effects import ChoosePlan, CommitCheckpoint, OnDisk
 from .domain.events import CheckpointsPruned, Command, HistoryEntry, StepRecord
 from .domain.ids import EffectId, JobId, NodeId, Term
@@ -32,12 +33,14 @@ class Commit:
     """The cluster's projection for readers, when it changed."""
     quarantine: tuple[Quarantine, ...] | None = None
     """All that is held against any device, when it changed."""
+    cordons: tuple[Cordon, ...] | None = None
+    """All of them, when one changed."""
     cursor: str | None = None
     """Commands up to and including this one have been taken into account."""
 
     @property
     def is_empty(self) -> bool:
-        changed = self.nodes is not None or self.quarantine is not None or self.cursor is not None
+        changed = any(one is not None for one in (self.nodes, self.quarantine, self.cordons, self.cursor))
         return not (self.jobs or self.history or self.steps or changed)
 
 
@@ -46,6 +49,7 @@ class Loaded:
     jobs: Mapping[JobId, JobRecord]
     cursor: str
     quarantine: tuple[Quarantine, ...] = ()
+    cordons: tuple[Cordon, ...] = ()
 
 
 class StateStore(Protocol):
@@ -111,6 +115,8 @@ class Desk(Protocol):
     async def nodes(self) -> tuple[Node, ...]: ...
 
     async def quarantine(self) -> tuple[Quarantine, ...]: ...
+
+    async def cordons(self) -> tuple[Cordon, ...]: ...
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]: ...
 

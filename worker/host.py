@@ -11,12 +11,15 @@ asked anything for a long time.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import assert_never
 
+from orchestrator.adapters.index import own_folder
 from orchestrator.domain.errors import EverstepError, StaleTerm
 from orchestrator.domain.ids import Device, EffectId, Generation, Term
 from orchestrator.domain.protocol import (
@@ -320,6 +323,10 @@ class Host:
         await self._examination.close()
         if self._crew is not None and self._dispatch is not None:
             await asyncio.gather(self._dispatch.close(), self._crew.close())
+            order = self._opened_order()
+            if local := order.spec.checkpoint.local:  # copies that nobody would sweep when the job is over
+                copies = own_folder(local, order.node, Path(order.checkpoint_dir))
+                await asyncio.to_thread(shutil.rmtree, copies, ignore_errors=True)
         self._outbox.close()
 
     # --- what ranks say ---------------------------------------------------------------------------------------------------

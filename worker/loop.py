@@ -74,6 +74,11 @@ class Trainer:
         self._stint: Stint | None = None
         self._found: tuple[Generation, Finding] | None = None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know of how the state was found."""
+        return self._kept.notes
+
     # --- a generation ---------------------------------------------------------------------------------------------------
 
     def restore(self, session: Session, form: FormGeneration) -> Mapping[str, float]:

@@ -223,6 +223,6 @@ class Member:
         self._page.phase(Phase.IDLE, generation, report.passed)
 
     def _say_ready(self, generation: Generation, phases: dict[str, float]) -> None:
-        self._say(RankReady(device=self._me, generation=generation, phases=phases))
+        self._say(RankReady(device=self._me, generation=generation, phases=phases, notes=self._trainer.notes))
         in_words = ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in phases.items())
         print(f"{self._me}: generation {generation} ready, {in_words}", flush=True)

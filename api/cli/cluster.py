@@ -21,9 +21,15 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def register(app: typer.Typer) -> None:
-    app.command("nodes")(nodes)
-    app.command("add-node")(add_node)
-    app.command("release")(release)
+    group = typer.Typer(help="List the cluster's nodes, add some, empty them, take them away.")
+    group.callback(invoke_without_command=True)(nodes)
+    group.command("add")(add)
+    group.command("cordon")(cordon)
+    group.command("uncordon")(uncordon)
+    group.command("drain")(drain)
+    group.command("rm")(remove)
+    group.command("release")(release)
+    app.add_typer(group, name="nodes")
     kill = typer.Typer(
         no_args_is_help=True, help="Kill a rank or a node for real, to see a recovery (needs a server with chaos on)."
     )
@@ -34,45 +40,73 @@ def register(app: typer.Typer) -> None:
     app.command("down", context_settings=PASS_ON)(down)
 
 
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="See everstep nodes.")]
+
+
 def nodes(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List the cluster's nodes."""
+    """List the cluster's nodes, add some, keep work off them, empty them, take them away."""
+    if ctx.invoked_subcommand:
+        return
     found = session_of(ctx).client().nodes()
     if as_json:
         print_json(found)
     elif not found:
         out().print("no nodes")
-        hint(["everstep add-node H100"])
+        hint(["everstep nodes add H100"])
     else:
         out().print(render.nodes_table(found))
         for line in render.kept_out(found):
             out().print(line)
         held = [node.id for node in found if any(one.standing == "held" for one in node.quarantine)]
         if held:
-            hint([f"everstep release {name}" for name in held])
+            hint([f"everstep nodes release {name}" for name in held])
 
 
-def add_node(
+def add(
     ctx: typer.Context,
     kind: Annotated[str, typer.Argument(metavar="KIND", help="A100, H100, H200, B200 or cpu.")],
     num_devices: Annotated[int, typer.Option("--devices", "-d", min=1, max=64)] = 2,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=64, help="Nodes of this kind.")] = 1,
     rack: Annotated[str | None, typer.Option(help="Its failure domain; mirrors keep out of their owner's.")] = None,
     switch: Annotated[str | None, typer.Option(help="Its failure domain where no rack is given.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add a node; running jobs use it from their next generation on."""
+    """Add nodes; running jobs move onto them while they train."""
     labels = {name: value for name, value in (("rack", rack), ("switch", switch)) if value}
-    accepted = session_of(ctx).client().add_node(kind, num_devices, labels)
+    accepted = session_of(ctx).client().add_node(kind, num_devices, labels, count=count)
     _show(accepted, as_json, "everstep nodes")
 
 
-def release(
+def cordon(ctx: typer.Context, name: NodeName, as_json: AsJson = False) -> None:
+    """Place nothing new on a node; what trains there trains on."""
+    _show(session_of(ctx).client().cordon_node(name), as_json, f"everstep nodes drain {name}")
+
+
+def uncordon(ctx: typer.Context, name: NodeName, as_json: AsJson = False) -> None:
+    """Let a node be used again; jobs that have not left it yet need not."""
+    _show(session_of(ctx).client().uncordon_node(name), as_json, "everstep nodes")
+
+
+def drain(ctx: typer.Context, name: NodeName, as_json: AsJson = False) -> None:
+    """Have jobs move off a node while they train; the node stays, and stays empty."""
+    _show(session_of(ctx).client().drain_node(name), as_json, "everstep nodes", f"everstep nodes rm {name}")
+
+
+def remove(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NODE", help="See everstep nodes.")],
+    name: NodeName,
+    deadline_s: Annotated[
+        float | None, typer.Option("--deadline", min=0, metavar="SECONDS", help="It goes then in any case.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
+    """Drain a node, then take it away."""
+    _show(session_of(ctx).client().remove_node(name, deadline_s), as_json, "everstep nodes")
+
+
+def release(ctx: typer.Context, name: NodeName, as_json: AsJson = False) -> None:
     """Let a node's devices be used again that are kept out for wrong numbers; you vouch for them."""
-    accepted = session_of(ctx).client().release_node(name)
-    _show(accepted, as_json, "everstep nodes")
+    _show(session_of(ctx).client().release_node(name), as_json, "everstep nodes")
 
 
 def kill_node(

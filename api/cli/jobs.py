@@ -18,6 +18,8 @@ from .follow import follow
 from .session import (
     DETACHED,
     JOB_EXIT,
+    USAGE,
+    fail,
     find_job,
     hint,
     out,
@@ -53,6 +55,7 @@ def register(app: typer.Typer) -> None:
     app.command()(events)
     app.command()(logs)
     app.command()(wait)
+    app.command()(scale)
     app.command()(cancel)
 
 
@@ -195,6 +198,31 @@ def cancel(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
     else:
         out().print(accepted.message)
         hint([f"everstep wait {job_id}"])
+
+
+def scale(
+    ctx: typer.Context,
+    job: Job,
+    devices: Annotated[
+        int | None,
+        typer.Argument(metavar="[DEVICES]", min=0, help="How many it should have; 0: as many as it can use."),
+    ] = None,
+    least: Annotated[int | None, typer.Option("--min", min=1, help="It waits rather than run on fewer.")] = None,
+    most: Annotated[int | None, typer.Option("--max", min=0, help="It never has more; 0 for no limit.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change how many devices a job has; it moves while it trains, and no step is lost."""
+    if devices is None and least is None and most is None:
+        fail("Nothing to change", "give a number of devices, --min or --max")
+        raise typer.Exit(USAGE)
+    client = session_of(ctx).client()
+    job_id = find_job(client, job)
+    accepted = client.resize(job_id, target=devices, min_devices=least, max_devices=most)
+    if as_json:
+        print_json(accepted)
+    else:
+        out().print(accepted.message)
+        hint([f"everstep events -f {job_id}", f"everstep get {job_id}"])
 
 
 def _beginning_with(file: Path, start: Path, is_weights_only: bool) -> dict[str, Any]:

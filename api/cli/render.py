@@ -70,7 +70,9 @@ def jobs_table(jobs: Sequence[JobSummary]) -> Table:
 def nodes_table(nodes: Sequence[NodeView]) -> Table:
     table = _table()
     are_labelled = any(node.labels for node in nodes)
-    for name in ("NODE", "KIND", "DEVICES", "STATUS", "ADDRESS", *(["LABELS"] if are_labelled else [])):
+    are_cordoned = any(node.scheduling != "open" for node in nodes)
+    extra = [*(["SCHEDULING"] if are_cordoned else []), *(["LABELS"] if are_labelled else [])]
+    for name in ("NODE", "KIND", "DEVICES", "STATUS", "ADDRESS", *extra):
         table.add_column(name, justify="right" if name == "DEVICES" else "left", no_wrap=True)
     for node in nodes:
         labels = ", ".join(f"{name}={value}" for name, value in sorted(node.labels.items()))
@@ -80,9 +82,16 @@ def nodes_table(nodes: Sequence[NodeView]) -> Table:
             str(node.num_devices),
             status(node.status),
             Text(node.address),
+            *([_scheduling(node)] if are_cordoned else []),
             *([Text(labels, "dim")] if are_labelled else []),
         )
     return table
+
+
+def _scheduling(node: NodeView) -> Text:
+    goes = ", then goes" if node.removed else ""
+    by = f" by {node.deadline:%H:%M:%S}" if node.deadline else ""
+    return Text(f"{node.scheduling}{goes}{by}", "dim" if node.scheduling == "open" else "yellow")
 
 
 def kept_out(nodes: Sequence[NodeView]) -> list[Text]:
@@ -132,6 +141,9 @@ def _facts(job: JobView) -> Table:
         table.add_row(
             "finished", f"{when(job.finished_at)}, after {duration((job.finished_at - job.created_at).total_seconds())}"
         )
+    if job.size.target or job.size.max_devices:
+        most = f"{job.size.min_devices} to {job.size.max_devices or 'any number of'} devices"
+        table.add_row("size", f"{most}, {job.size.target} wanted" if job.size.target else most)
     for spare in job.spares:
         table.add_row("spare", Text(f"{spare.node}, {'stands by' if spare.is_ready else 'getting ready'}"))
     if job.at_risk:

@@ -111,12 +111,18 @@ class Chaos:
             for given in schedule.faults:
                 yield read(FaultRequest, {"job": self._job, **given}), 0.0
             return
-        # What is refused does not count, within reason: one that mirrors never cover must come to an end too.
+        # What never happened does not count, within reason: one that mirrors never cover must come to an end too.
         for _ in range(MAX_DRAWS * schedule.num_faults):
-            refused = sum(view.verdict == "refused" for view in self._seen.values())
-            if len(self._asked) - refused >= schedule.num_faults:
-                return
+            if self._num_counted >= schedule.num_faults:
+                self._wait_for_verdicts()
+                if self._num_counted >= schedule.num_faults:
+                    return
             yield draw(random, schedule, self._job), random.expovariate(schedule.rate_per_minute / 60)
+
+    @property
+    def _num_counted(self) -> int:
+        """Faults that have happened, or still may."""
+        return len(self._asked) - sum(not view.is_open and not _has_happened(view) for view in self._seen.values())
 
     def _wait_for_turn(self, request: FaultRequest, pause_s: float, deadline: float | None) -> bool:
         """Whether it comes: not where the job ends before."""
@@ -241,7 +247,7 @@ def make_report(
 ) -> ReportView:
     gaps = list(_gaps(steps, {step.step: step.loss for step in twin}))
     lost, doubled, again = ledger(steps, job.step)
-    carried_out = [view for view in faults if view.carried_out_at is not None and view.verdict != "refused"]
+    carried_out = [view for view in faults if _has_happened(view)]
     return ReportView(
         job=job.id,
         status=job.status,
@@ -289,6 +295,10 @@ def kept(steps: Iterable[StepView]) -> list[StepView]:
             found = [earlier for earlier in found if earlier.step < one.step]
         found.append(one)
     return found
+
+
+def _has_happened(view: FaultView) -> bool:
+    return view.carried_out_at is not None and view.verdict != "refused"
 
 
 def _gaps(steps: Sequence[StepView], twin: Mapping[int, float | None]) -> Iterator[float]:

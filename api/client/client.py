@@ -101,6 +101,14 @@ class Client:
     def cancel(self, job: str) -> AcceptedView:
         return AcceptedView.model_validate(self._json("POST", f"{_path(job)}:cancel"))
 
+    def resize(
+        self, job: str, *, target: int | None = None, min_devices: int | None = None, max_devices: int | None = None
+    ) -> AcceptedView:
+        """In devices; what is left out stays. target: how many it should have now; 0: as many as it can use."""
+        wanted = {"target": target, "min_devices": min_devices, "max_devices": max_devices}
+        body = {name: value for name, value in wanted.items() if value is not None}
+        return AcceptedView.model_validate(self._json("PATCH", _path(job), json=body))
+
     def checkpoints(self, job: str) -> list[CheckpointView]:
         """Newest first."""
         return [CheckpointView.model_validate(item) for item in self._json("GET", f"{_path(job)}/checkpoints")]
@@ -184,14 +192,33 @@ class Client:
     def nodes(self) -> list[NodeView]:
         return [NodeView.model_validate(item) for item in self._json("GET", "/api/v1/nodes")]
 
-    def add_node(self, kind: str, num_devices: int = 2, labels: Mapping[str, str] | None = None) -> AcceptedView:
+    def add_node(
+        self, kind: str, num_devices: int = 2, labels: Mapping[str, str] | None = None, *, count: int = 1
+    ) -> AcceptedView:
         """labels: `rack` or `switch` is the failure domain mirrors keep out of where they can."""
-        body = {"kind": kind, "num_devices": num_devices} | ({"labels": dict(labels)} if labels else {})
+        body = {"kind": kind, "num_devices": num_devices, "count": count} | ({"labels": dict(labels)} if labels else {})
         return AcceptedView.model_validate(self._json("POST", "/api/v1/nodes", json=body, repeatable=False))
+
+    def cordon_node(self, node: str) -> AcceptedView:
+        """Nothing new is placed there; what trains there trains on."""
+        return AcceptedView.model_validate(self._json("POST", f"{_node(node)}:cordon"))
+
+    def uncordon_node(self, node: str) -> AcceptedView:
+        """Have it used again; jobs that have not left it yet need not."""
+        return AcceptedView.model_validate(self._json("POST", f"{_node(node)}:uncordon"))
+
+    def drain_node(self, node: str) -> AcceptedView:
+        """Have jobs move off it while they train."""
+        return AcceptedView.model_validate(self._json("POST", f"{_node(node)}:drain", json={}))
+
+    def remove_node(self, node: str, deadline_s: float | None = None) -> AcceptedView:
+        """Drain it, then take it away; after deadline_s in any case."""
+        query = {} if deadline_s is None else {"deadline_s": deadline_s}
+        return AcceptedView.model_validate(self._json("DELETE", _node(node), params=query))
 
     def release_node(self, node: str) -> AcceptedView:
         """Have its devices planned with again, whatever is held against them."""
-        return AcceptedView.model_validate(self._json("POST", f"/api/v1/nodes/{quote(node, safe='')}:release"))
+        return AcceptedView.model_validate(self._json("POST", f"{_node(node)}:release"))
 
     def kill_node(self, node: str) -> FaultAcceptedView:
         return self._fault({"kind": "kill_node", "node": node})
@@ -280,6 +307,10 @@ def read_job_file(path: Path) -> dict[str, Any]:
 def _from(folder: Path, pattern: str) -> str:
     # {stdlib} and an empty pattern are not places in the file's folder.
     return pattern if not pattern or pattern.startswith(("/", "{")) else str(folder / pattern)
+
+
+def _node(node: str) -> str:
+    return f"/api/v1/nodes/{quote(node, safe='')}"
 
 
 def _path(job: str) -> str:

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look at, cancel."""
+"""Jobs: submit, list, look at, resize, cancel."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from orchestrator.domain.codec import dumps
 from orchestrator.domain.errors import Conflict
-from orchestrator.domain.events import CancelRequested
+from orchestrator.domain.events import CancelRequested, ResizeRequested
 from orchestrator.domain.job import JobRecord, JobStatus
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
 
 from .. import projections, views
-from ..deps import TheDesk, TheJobId, TheKey, document, get_text, parse
+from ..deps import TheDesk, TheJobId, TheKey, body_of, document, get_text, parse
 from ..ids import new_job_id
 from ..problems import Problem, conflict
-from ..schemas import JobFile, read
+from ..schemas import JobFile, ResizeRequest, read
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 REPLAYED = "Idempotency-Replayed"
@@ -80,6 +80,19 @@ async def cancel(desk: TheDesk, job_id: TheJobId) -> views.AcceptedView:
     await require_unfinished(desk, job_id)
     command = await desk.command(CancelRequested(job=job_id))
     return views.AcceptedView(id=command, message=f"{job_id} is being cancelled")
+
+
+@router.patch("/{job_id}", status_code=202, openapi_extra=document(ResizeRequest))
+async def resize(
+    desk: TheDesk, job_id: TheJobId, wanted: Annotated[ResizeRequest, Depends(body_of(ResizeRequest))]
+) -> views.AcceptedView:
+    """Change how many devices a job may and should have. It moves while it trains; no step is lost."""
+    record = await require_unfinished(desk, job_id)
+    size = wanted.changed(record.wanted_size)
+    command = await desk.command(ResizeRequested(job=job_id, size=size))
+    aim = f"{size.target} devices" if size.target else "as many devices as it can use"
+    most = f" to {size.max_devices}" if size.max_devices else " upwards"
+    return views.AcceptedView(id=command, message=f"{job_id} is to have {aim}, from {size.min_devices}{most}")
 
 
 async def require_unfinished(desk: Desk, job_id: TheJobId) -> JobRecord:

@@ -89,9 +89,18 @@ def index_name(stem: str, attempt: int) -> str:
 
 def file_stem(device: Device) -> str:
     """Unlike for unlike devices, whatever characters a node's name has."""
-    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in device.node).lstrip(".")
     mark = hashlib.sha256(str(device).encode()).hexdigest()[:8]
-    return f"{safe or '_'}.{device.index}.{mark}"
+    return f"{_plain(device.node)}.{device.index}.{mark}"
+
+
+def own_folder(local: str, node: NodeId, checkpoints: Path) -> Path:
+    """On a node's own disk, for copies of packs of the checkpoints in a folder. local: the job's checkpoint.local."""
+    of_node = f"{_plain(node)}.{hashlib.sha256(node.encode()).hexdigest()[:8]}"
+    return Path(local) / of_node / hashlib.sha256(str(checkpoints).encode()).hexdigest()[:16]
+
+
+def _plain(node: NodeId) -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in node).lstrip(".") or "_"
 
 
 def pack_path(checkpoint: Path, pack: str) -> Path:

@@ -19,7 +19,7 @@ from ..domain import codec
 from ..domain.checkpoint import CheckpointRef, ShardRef
 from ..domain.errors import EverstepError
 from ..domain.generation import Answer
-from ..domain.ids import Generation, Step
+from ..domain.ids import Generation, NodeId, Step
 from . import index as indexes
 from .durable import DISK, Disk, write_durably
 from .folder import going, latest, live_shares, named_packs, prune
@@ -128,7 +128,14 @@ def commit(
         depth=parent.depth + 1 if parent else 0,
         total_bytes=total_bytes,
         new_bytes=new_bytes,
+        local=_local_nodes(shards),
     )
+
+
+def _local_nodes(shards: Sequence[ShardRef]) -> tuple[NodeId, ...]:
+    """Where all that a node's devices wrote is on its own disk too."""
+    elsewhere = {shard.device.node for shard in shards if not shard.is_local}
+    return tuple(sorted({shard.device.node for shard in shards} - elsewhere))
 
 
 def _one_kind(path: Path, parts: Sequence[Index]) -> Kind:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.domain.cluster import Node
+from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, NotFound, StaleTerm
 from orchestrator.domain.events import Command, HistoryEntry, StepRecord
 from orchestrator.domain.ids import JobId, Term
@@ -50,6 +51,7 @@ class MemoryStore:
         self._last: dict[JobId, int] = {}
         self._nodes: tuple[Node, ...] = ()
         self._quarantine: tuple[Quarantine, ...] = ()
+        self._cordons: tuple[Cordon, ...] = ()
         self._commands: list[tuple[str, Command]] = []
         self._cursor = "0"
         self._news = asyncio.Event()
@@ -78,7 +80,7 @@ class MemoryStore:
 
     async def load(self) -> Loaded:
         jobs = {id: self._jobs[id] for id in self._jobs if id in self._open()}
-        return Loaded(jobs=jobs, cursor=self._cursor, quarantine=self._quarantine)
+        return Loaded(jobs=jobs, cursor=self._cursor, quarantine=self._quarantine, cordons=self._cordons)
 
     async def commit(self, term: Term, commit: Commit) -> None:
         if term != self._term:
@@ -94,6 +96,8 @@ class MemoryStore:
             self._nodes = commit.nodes
         if commit.quarantine is not None:
             self._quarantine = commit.quarantine
+        if commit.cordons is not None:
+            self._cordons = commit.cordons
         if commit.cursor is not None:
             self._cursor = commit.cursor
         self._wake()
@@ -153,6 +157,9 @@ class MemoryStore:
 
     async def quarantine(self) -> tuple[Quarantine, ...]:
         return self._quarantine
+
+    async def cordons(self) -> tuple[Cordon, ...]:
+        return self._cordons
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
         items = self._items(job, HistoryEntry, number_of(after), limit)

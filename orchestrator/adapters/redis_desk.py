@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node
+from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, EverstepError, NotFound, Refused, Unavailable
 from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.ids import JobId
@@ -23,7 +24,7 @@ from orchestrator.ports import Gap, Page
 from . import redis_keys as keys
 from . import redis_scripts as scripts
 from .redis_clients import BLOCK_S, RedisAddress, RedisClients, status, text, unavailable
-from .redis_store import HISTORY_CAP, decode_quarantine
+from .redis_store import HISTORY_CAP, decode_cordons, decode_quarantine
 
 KEY_TTL_S = 24 * 3600
 MAX_COMMANDS = 10_000
@@ -91,6 +92,10 @@ class RedisDesk:
     async def quarantine(self) -> tuple[Quarantine, ...]:
         with unavailable(self._clients.address):
             return decode_quarantine(await self._clients.reads.get(keys.QUARANTINE))
+
+    async def cordons(self) -> tuple[Cordon, ...]:
+        with unavailable(self._clients.address):
+            return decode_cordons(await self._clients.reads.get(keys.CORDONS))
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
         after_number = number_of(after)

@@ -59,7 +59,7 @@ LOAD = (
 local open = redis.call('SMEMBERS', JOBS_OPEN)
 local records = {}
 for i, id in ipairs(open) do records[i] = redis.call('GET', job_key(id)) end
-return {redis.call('GET', CURSOR) or '0', records, redis.call('GET', QUARANTINE) or ''}
+return {redis.call('GET', CURSOR) or '0', records, redis.call('GET', QUARANTINE) or '', redis.call('GET', CORDONS) or ''}
 """
 )
 
@@ -68,7 +68,7 @@ COMMIT = (
     + _APPEND
     + """
 -- term, sequence, nodes, cursor, number of jobs, (id, is terminal, record)...,
--- number of entries, (id, kind, cap, entry)..., quarantine
+-- number of entries, (id, kind, cap, entry)..., quarantine, cordons
 local term, sequence = ARGV[1], tonumber(ARGV[2])
 local newest = redis.call('GET', TERM) or '0'
 if term ~= newest then return {'STALE', newest} end
@@ -99,6 +99,7 @@ for i = 0, num_entries - 1 do
 end
 at = at + 4 * num_entries
 if ARGV[at] ~= '' then redis.call('SET', QUARANTINE, ARGV[at]) end
+if ARGV[at + 1] ~= '' then redis.call('SET', CORDONS, ARGV[at + 1]) end
 if ARGV[3] ~= '' then redis.call('SET', NODES, ARGV[3]) end
 if ARGV[4] ~= '' then
   redis.call('SET', CURSOR, ARGV[4])

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from orchestrator.domain import codec
+from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, StaleTerm, Unavailable
 from orchestrator.domain.events import Command, HistoryEntry, StepRecord
 from orchestrator.domain.ids import Term
@@ -64,11 +65,14 @@ class RedisStore:
 
         After a commit that ended Unavailable, take a new term first: that fences the old write if it is still on its way.
         """
-        cursor, records, quarantine = await self._clients.run(self._clients.reads, scripts.LOAD)
+        cursor, records, quarantine, cordons = await self._clients.run(self._clients.reads, scripts.LOAD)
         jobs = [_record(data) for data in records if data]
         jobs.sort(key=lambda record: (record.created_at, record.id))
         return Loaded(
-            jobs={record.id: record for record in jobs}, cursor=text(cursor), quarantine=decode_quarantine(quarantine)
+            jobs={record.id: record for record in jobs},
+            cursor=text(cursor),
+            quarantine=decode_quarantine(quarantine),
+            cordons=decode_cordons(cordons),
         )
 
     async def commit(self, term: Term, commit: Commit) -> None:
@@ -115,6 +119,7 @@ class RedisStore:
             kind = keys.HISTORY if isinstance(entry, HistoryEntry) else keys.STEPS
             yield from (entry.job, kind, self._caps[kind], codec.dumps(entry))
         yield b"" if commit.quarantine is None else codec.dumps(commit.quarantine)
+        yield b"" if commit.cordons is None else codec.dumps(commit.cordons)
 
 
 def in_order(commit: Commit) -> list[HistoryEntry | StepRecord]:
@@ -125,6 +130,10 @@ def in_order(commit: Commit) -> list[HistoryEntry | StepRecord]:
 
 def decode_quarantine(data: bytes | str | None) -> tuple[Quarantine, ...]:
     return tuple(codec.decode(tuple[Quarantine, ...], json.loads(data))) if data else ()
+
+
+def decode_cordons(data: bytes | str | None) -> tuple[Cordon, ...]:
+    return tuple(codec.decode(tuple[Cordon, ...], json.loads(data))) if data else ()
 
 
 def _command(data: bytes) -> Command:

@@ -83,7 +83,7 @@ class PruneCheckpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillNode:
-    """End every process of a node, to try it."""
+    """End every process of a node: it is empty and to go, or it is to be tried what happens then."""
 
     node: NodeId
 

@@ -19,6 +19,7 @@ from .ids import EffectId, Generation, JobId, NodeId, Step
 from .plan import Infeasible, Plan
 from .profile import Profile
 from .protocol import HostEvent
+from .size import Size
 from .spec import JobSpec
 
 # --- commands of users ---------------------------------------------------------------------------------------------------
@@ -45,11 +46,12 @@ class CheckpointNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRequested:
-    """A person wants one more node of a kind."""
+    """A person wants more nodes of a kind."""
 
     kind: str
     num_devices: int
     labels: Mapping[str, str] = field(default_factory=dict)
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,45 @@ class ReleaseRequested:
     node: NodeId
 
 
-Command: TypeAlias = JobSubmitted | CancelRequested | CheckpointNow | FaultRequested | NodeRequested | ReleaseRequested
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeRequested:
+    """A person wants a job to be larger, smaller, or bounded otherwise."""
+
+    job: JobId
+    size: Size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CordonRequested:
+    """A person wants nothing new placed on a node. drain: and jobs to leave it; remove: and then the node to go.
+
+    deadline_s: from when the command is read; the node goes then in any case.
+    """
+
+    node: NodeId
+    drain: bool = False
+    remove: bool = False
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncordonRequested:
+    """A node may be used again, and jobs need not leave it."""
+
+    node: NodeId
+
+
+Command: TypeAlias = (
+    JobSubmitted
+    | CancelRequested
+    | CheckpointNow
+    | ResizeRequested
+    | FaultRequested
+    | NodeRequested
+    | ReleaseRequested
+    | CordonRequested
+    | UncordonRequested
+)
 
 # --- outcomes and observations -------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from .plan import Plan
 from .profile import Profile
 from .rungs import Option, Rung
 from .sight import RankSight
+from .size import Size
 from .spec import JobSpec
 
 STATE_VERSION = 1
@@ -307,6 +308,8 @@ class JobRecord:
     created_at: float
     version: int = STATE_VERSION
     profile: Profile | None = None
+    size: Size | None = None
+    """As it was last changed; None: as the job was submitted."""
     generation: Generation = Generation(0)
     """The newest ever used."""
     committed: Step = Step(0)
@@ -410,3 +413,12 @@ class JobRecord:
     """Nodes that were given up because of their links, and how often."""
     barred: frozenset[NodeId] = frozenset()
     """Those of them that are not used for a while, however well they answer."""
+
+    @property
+    def wanted_size(self) -> Size:
+        return self.size or Size.of(self.spec)
+
+    @property
+    def sized_spec(self) -> JobSpec:
+        """What plans are chosen by."""
+        return self.wanted_size.within(self.spec)

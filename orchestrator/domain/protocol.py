@@ -321,6 +321,8 @@ class RankReady:
     device: Device
     generation: Generation
     phases: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+    """What people should know of it: pieces of a checkpoint that were damaged in one tier and read from another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,9 @@ class ParallelSpec:
     pp: int | None = None
     dp: int | None = None
     min_devices: int = 1
+    """The job waits rather than run on fewer,"""
+    max_devices: int = 0
+    """and takes no more than this; 0 for no limit. Both can be changed while it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,8 @@ class CheckpointSpec:
     """those of every so many steps (0: none),"""
     keep_best: int = 0
     """and so many of the lowest loss. Never removed: the newest, and the newest that a job was restored from and proved."""
+    local: str = ""
+    """A folder on each node's own disk for a second copy of what its devices save: restoring reads from there first."""
     restore_from: str = ""
     """Begin with this checkpoint, not the seed: its folder, or one whose newest is meant. The job goes on at its step."""
     weights_only: bool = False

@@ -78,6 +78,8 @@ def _choose(request: ChoosePlan) -> Plan | Infeasible:
     islands = _islands(request)
     total = sum(len(island) for island in islands)
     least = max(wanted.min_devices, (wanted.tp or 1) * (wanted.pp or 1) * (wanted.dp or 1))
+    if 0 < wanted.max_devices < least:
+        return Infeasible(reason=f"needs {least} devices and may have {wanted.max_devices}; raise its limit")
     if total < least:
         return Infeasible(reason=f"needs {least} devices, {total} usable; lower {_lower(request)} or wait for a node")
     best: tuple[tuple[float, ...], Degrees, list[tuple[Device, ...]]] | None = None
@@ -142,6 +144,7 @@ def _islands(request: ChoosePlan) -> list[list[Device]]:
 
 def _degrees(request: ChoosePlan, total: int) -> Iterator[Degrees]:
     wanted, profile, ids = request.spec.parallel, request.profile, request.spec.train.micro_batches
+    most = min(total, wanted.max_devices or total)
     for tp in [wanted.tp] if wanted.tp else range(1, total + 1):
         if any(divisor.value % tp for divisor in profile.divisors):
             continue
@@ -150,7 +153,7 @@ def _degrees(request: ChoosePlan, total: int) -> Iterator[Degrees]:
         for pp in [wanted.pp] if wanted.pp else range(1, min(total // tp, profile.num_layers) + 1):
             for dp in [wanted.dp] if wanted.dp else range(1, total // (tp * pp) + 1):
                 found = Degrees(tp, pp, dp)
-                if wanted.min_devices <= found.devices <= total and pp <= ids // dp:
+                if wanted.min_devices <= found.devices <= most and pp <= ids // dp:
                     yield found
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from orchestrator.domain.events import StepRecord
 from orchestrator.domain.faults import Verdict
-from orchestrator.domain.ids import Device, Generation, JobId, Step
+from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import TERMINAL, JobRecord, Reforming, Running, Starting
 from orchestrator.domain.layout import partners
 from orchestrator.domain.profile import Interval, joined
@@ -30,6 +30,8 @@ class Checker:
         self._held = held
         self._records: Mapping[JobId, JobRecord] = {}
         self._quarantine: tuple[Quarantine, ...] = ()
+        self._drained: frozenset[NodeId] = frozenset()
+        """Since before the commit that is looked at."""
         self._started: dict[JobId, Generation] = {}
         self._passed: dict[tuple[JobId, Generation], Step] = {}
         """The newest step each generation has passed, whether or not anybody lived to see it."""
@@ -72,11 +74,14 @@ class Checker:
             if isinstance(record.state, TERMINAL) and record.outbox:
                 raise Violation(f"{job} is over and {len(record.outbox)} effects are outstanding")
             self._check_risk(record)
+            self._check_drained(old, record)
         self._records = records = {**before, **commit.jobs}
         self._check_devices(records)
         if commit.quarantine is not None:
             self._quarantine = commit.quarantine
         self._check_quarantine(records)
+        if commit.cordons is not None:
+            self._drained = frozenset(one.node for one in commit.cordons if one.drains)
 
     def _check_steps(self, record: JobRecord, committed: Step, steps: list[StepRecord], counted: int) -> None:
         """Each step once, in order, with the reference's answer; back only where it was counted."""
@@ -130,6 +135,14 @@ class Checker:
         apart = all(owner.node != mirror.node for owner, mirror in partners(state.plan).items())
         if (apart and state.plan.world_size > 1) == bool(record.at_risk):
             raise Violation(f"{record.id} trains on {state.plan.describe()} and says of its risk: {record.at_risk!r}")
+
+    def _check_drained(self, old: JobRecord | None, record: JobRecord) -> None:
+        """Nothing new is planned where a node drains."""
+        forming = record.state.forming if isinstance(record.state, Starting | Reforming) else None
+        if forming is None or (old and old.generation >= forming.generation):
+            return
+        if found := self._drained & set(forming.plan.nodes):
+            raise Violation(f"{record.id} is planned on {', '.join(sorted(found))}, which drains")
 
     def _check_devices(self, records: Mapping[JobId, JobRecord]) -> None:
         taken: dict[Device, JobId] = {}

@@ -49,6 +49,10 @@ class Trouble(StrEnum):
     INJECT = "inject"
     """A fault on purpose, asked for through the kernel."""
     ADD_NODE = "add_node"
+    RESIZE = "resize"
+    """Its owner wants a job larger, smaller, or of any size again."""
+    CORDON = "cordon"
+    """An operator cordons a node, has it drained or taken away, or lets it be used again."""
     CANCEL = "cancel"
 
 
@@ -121,6 +125,8 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     # A subset per seed: some weaknesses only show when other troubles do not get in their way.
     if gentle and rng.random() < 0.5:
         harm = (Trouble.INJECT,)
+    elif more.random() < 0.5:
+        harm = (*harm, Trouble.RESIZE, Trouble.CORDON)
     troubles = harm if gentle else tuple(rng.sample(anything, rng.randint(3, len(anything))))
     return Scenario(
         seed=seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.domain import codec
+from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, StaleTerm
 from orchestrator.domain.events import Command
 from orchestrator.domain.ids import JobId, Term
@@ -19,6 +20,7 @@ class SimStore:
         self.commands: list[Command] = []
         self.cursor = 0
         self.quarantine: tuple[Quarantine, ...] = ()
+        self.cordons: tuple[Cordon, ...] = ()
         self.term = Term(0)
         self._checker = checker
         self._encoded: dict[JobId, bytes] = {}
@@ -40,6 +42,8 @@ class SimStore:
                 raise Conflict(f"{job} is over")
         if commit.quarantine is not None:
             self.quarantine = codec.decode(tuple[Quarantine, ...], codec.encode(commit.quarantine))
+        if commit.cordons is not None:
+            self.cordons = codec.decode(tuple[Cordon, ...], codec.encode(commit.cordons))
         self._checker.committed(self.jobs, commit)
         for job, record in commit.jobs.items():
             self.jobs[job] = record

@@ -63,7 +63,8 @@ class SimSupervisor:
         self.term = world.store.acquire()
         jobs, self._cursor = world.store.load()
         held = {one.device: one for one in world.store.quarantine}
-        self._state = State(jobs=jobs, root="/shared", quarantine=held)
+        kept = {one.node: one for one in world.store.cordons}
+        self._state = State(jobs=jobs, root="/shared", quarantine=held, cordons=kept)
         self._news: list[News] = []
         self._unsaved = Unsaved()
         self._turn: Timer | None = None

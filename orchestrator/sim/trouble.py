@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from orchestrator.domain.events import Command, CordonRequested, ResizeRequested, UncordonRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import JobId, NodeId, Step
 from orchestrator.domain.job import TERMINAL, JobRecord, Running
 from orchestrator.domain.layout import partners
+from orchestrator.domain.size import Size
 
 from .arena import Arena
 from .host import SimHost
@@ -150,6 +152,10 @@ class Troublemaker:
                 self._inject()
             case Trouble.ADD_NODE:
                 self._add_node()
+            case Trouble.RESIZE:
+                self._resize()
+            case Trouble.CORDON:
+                self._cordon()
             case Trouble.CANCEL:
                 if rng.random() < 0.1 and world.records():
                     world.note("* a user cancels")
@@ -190,11 +196,39 @@ class Troublemaker:
         world.note("* trouble ends")
         self.is_quiet = True
         self._vouch()
+        world.store.commands.extend(UncordonRequested(node=node) for node in world.size)
+        world.store.commands.extend(ResizeRequested(job=job, size=Size()) for job in sorted(world.records()))
         for devices in (world.size[node] for node in sorted(set(self._nodes) & set(world.dead))):
             world.add_node(devices)
         if world.supervisor.is_dead or world.supervisor.dies_after_commit:
             world.supervisor.crash()
             world.restart_supervisor(1.0)
+
+    def _resize(self) -> None:
+        world, rng = self._world, self._rng
+        open_jobs = [job for job, record in sorted(world.records().items()) if not isinstance(record.state, TERMINAL)]
+        if not open_jobs:
+            return
+        job, target = rng.choice(open_jobs), rng.choice((0, 0, 1, 2, 4, 6))
+        world.note(f"* {job} is to have {target or 'any number of'} devices")
+        world.store.commands.append(ResizeRequested(job=job, size=Size(target=target)))
+
+    def _cordon(self) -> None:
+        world, rng = self._world, self._rng
+        alive = [node for node in world.size if node not in world.dead]
+        if not alive:
+            return
+        node = rng.choice(alive)
+        asked: Command = CordonRequested(
+            node=node,
+            drain=rng.random() < 0.7,
+            remove=len(alive) > 2 and rng.random() < 0.3,
+            deadline_s=rng.choice((None, None, 1.0, 10.0)) if not world.scenario.gentle else None,
+        )
+        if rng.random() < 0.3:
+            asked = UncordonRequested(node=node)
+        world.note(f"* an operator: {asked}")
+        world.store.commands.append(asked)
 
     def _vouch(self) -> None:
         """Whatever is kept out, an operator lets back in: a job may need every device there is."""

@@ -30,7 +30,7 @@ class Draft:
     now: wall clock, for people. free_for: devices of reachable nodes that no other job holds, this job's own included;
     asked each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each node that
     is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
-    ward: what is held against devices, of all jobs.
+    ward: what is held against devices, of all jobs. draining: nodes that jobs are to leave.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Draft:
         kinds: Callable[[], Mapping[NodeId, str]],
         root: str,
         ward: Ward,
+        draining: Callable[[], frozenset[NodeId]],
     ) -> None:
         self.before = record
         self.record = record
@@ -51,6 +52,7 @@ class Draft:
         self._kinds = kinds
         self.root = root
         self.ward = ward
+        self._draining = draining
         self.history: list[HistoryEntry] = []
         self.steps: list[StepRecord] = []
         self.effects: dict[EffectId, Effect] = {}
@@ -70,6 +72,11 @@ class Draft:
     @property
     def kinds(self) -> Mapping[NodeId, str]:
         return self._kinds()
+
+    @property
+    def draining(self) -> frozenset[NodeId]:
+        """Nodes that jobs are to leave."""
+        return self._draining()
 
     @property
     def is_over(self) -> bool:

@@ -185,7 +185,7 @@ def now_running(draft: Draft) -> None:
         # What ranks do not account for themselves: the form's way to them and their answers' way back.
         inside = sum(incident.phases.get(name, 0.0) for name in RANK_PHASES)
         draft.update_incident(phases={"deliver": max(0.0, draft.now - incident.formed_at - inside)})
-    plans = {**_of_idle_donors(draft, forming.plan), forming.generation: forming.plan}
+    plans = {**plan_of_copies(draft), **_of_idle_donors(draft, forming.plan), forming.generation: forming.plan}
     draft.become(Running(generation=forming.generation, plan=forming.plan))
     draft.risk(risk(forming.plan, mirrors=draft.record.spec.recovery.mirrors))
     draft.set(
@@ -194,6 +194,13 @@ def now_running(draft: Draft) -> None:
         last_step_at=None,
     )
     draft.say("running", f"generation {forming.generation} trains: {forming.plan.describe()}")
+
+
+def plan_of_copies(draft: Draft) -> dict[Generation, Plan]:
+    """The plan that the newest checkpoint was written under, where it says on whose own disk which part of it is."""
+    checkpoint = draft.record.checkpoint
+    by = draft.record.plans.get(checkpoint.generation) if checkpoint and checkpoint.local else None
+    return {checkpoint.generation: by} if checkpoint and by else {}
 
 
 def _of_idle_donors(draft: Draft, plan: Plan) -> dict[Generation, Plan]:

@@ -75,8 +75,10 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             _rank_ending(draft, said.event)
         case RankExited():
             _rank_exited(draft, said.event)
-        case RankReady(device=device, generation=generation, phases=phases):
+        case RankReady(device=device, generation=generation, phases=phases, notes=notes):
             rank_ready(draft, device, generation, dict(phases))
+            for note in notes:
+                draft.say("checkpoint_damaged", f"{device} reads it elsewhere: {note}")
         case StepsPassed():
             steps_passed(draft, said.event)
             _look_at_canary(draft)
@@ -260,11 +262,13 @@ def _give_up_on_slow_hosts(draft: Draft) -> None:
 
 
 def _give_up_growing(draft: Draft) -> None:
-    """The hosts of a larger plan do not become warm: train on without them."""
+    """The hosts of another plan do not become warm: train on without them."""
     target = draft.record.target
     assert target is not None
     slow = sorted(set(target.nodes) - draft.record.warm)
-    draft.say("growing_given_up", f"no larger plan is ready in time (cold: {', '.join(slow) or 'none'}); training goes on")
+    draft.say(
+        "growing_given_up", f"the next plan is not ready in time (cold: {', '.join(slow) or 'none'}); training goes on"
+    )
     draft.set(target=None, considered=frozenset())
     for node in slow:
         host_lost(draft, node, host_fault(node, "it did not become ready in time", draft.now), False)

@@ -1,4 +1,4 @@
-"""A job moves to a larger plan without stopping for it: newcomers receive their state while it trains, then it pauses.
+"""A job moves to another plan without stopping for it: newcomers receive their state while it trains, then it pauses.
 
 prepare newcomers ─> begin: copy, then keep current ─> all caught up ─> stop between two steps ─> reform (reforming.py)
      any newcomer dies, any host goes silent: training goes on without them, and the plan is made anew
@@ -14,6 +14,7 @@ from orchestrator.domain.generation import RankReport
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Cause, Fault, Join, Running
 from orchestrator.domain.layout import Layout, layout, transfers
+from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Interval
 from orchestrator.domain.protocol import BeginJoin, JoinerAt, JoinFailed, KillRank, PrepareSeats, SeatsPrepared, StopAfter
 
@@ -31,7 +32,7 @@ def advance_join(draft: Draft) -> None:
     assert isinstance(state, Running) and target is not None
     newcomers = frozenset(target.devices) - set(state.plan.devices)
     if not newcomers:
-        begin_reform(draft, _grow(draft), target=target)
+        begin_reform(draft, resize(draft, draft.record.target), target=target)
     elif join is None:
         _prepare(draft, newcomers)
     elif join.begun and not join.stopping and join.done >= newcomers:
@@ -66,7 +67,7 @@ def newcomer_reported(draft: Draft, report: RankReport) -> bool:
     if join is None or not isinstance(state, Running) or report.device not in join.addresses:
         return False
     if join.stopping:
-        begin_reform(draft, _grow(draft), reports={report.device: report}, target=join.plan)
+        begin_reform(draft, resize(draft, draft.record.target), reports={report.device: report}, target=join.plan)
     return True
 
 
@@ -74,7 +75,7 @@ def stop_now(draft: Draft) -> None:
     """No step came to its end since the generation was told to stop."""
     join = draft.record.join
     assert join is not None
-    begin_reform(draft, _grow(draft), target=join.plan)
+    begin_reform(draft, resize(draft, draft.record.target), target=join.plan)
 
 
 # --- newcomers -----------------------------------------------------------------------------------------------------------
@@ -180,7 +181,13 @@ def _stop(draft: Draft, join: Join) -> None:
         draft.call(node, StopAfter(generation=state.generation))
 
 
-def _grow(draft: Draft) -> Fault:
-    target = draft.record.target
-    assert target is not None
-    return Fault(cause=Cause.GROW, message=f"a larger plan is ready: {target.describe()}", at=draft.now)
+def resize(draft: Draft, target: Plan | None) -> Fault:
+    """Why the generation ends: another plan is ready, or was when its ranks were told to stop."""
+    state = draft.state
+    assert isinstance(state, Running)
+    if target is None:
+        return Fault(cause=Cause.GROW, message="stopped for a plan that is there no longer", at=draft.now)
+    more = target.world_size - state.plan.world_size
+    kind = "a larger" if more > 0 else "a smaller" if more < 0 else "another"
+    cause = Cause.GROW if more > 0 else Cause.SHRINK
+    return Fault(cause=cause, message=f"{kind} plan is ready: {target.describe()}", at=draft.now)

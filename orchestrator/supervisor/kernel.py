@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from orchestrator.domain.cluster import Node, NodeStatus
-from orchestrator.domain.effects import AddNode, Effect, Loose, ProbeProgram
+from orchestrator.domain.cordon import Cordon
+from orchestrator.domain.effects import AddNode, Effect, KillNode, Loose, ProbeProgram
 from orchestrator.domain.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointFailed,
     CheckpointNow,
     CheckpointsPruned,
+    CordonRequested,
     DeadlinePassed,
     EffectDone,
     HistoryEntry,
@@ -34,7 +36,9 @@ from orchestrator.domain.events import (
     ProgramProbed,
     ProgramRefused,
     ReleaseRequested,
+    ResizeRequested,
     StepRecord,
+    UncordonRequested,
 )
 from orchestrator.domain.faults import FaultRequested
 from orchestrator.domain.ids import Device, EffectId, JobId, NodeId
@@ -52,10 +56,12 @@ from orchestrator.domain.job import (
 from orchestrator.domain.quarantine import Quarantine
 
 from .asked import checkpoint_now, save_where_asked
+from .cordons import Cordons
 from .draft import Draft
 from .faulting import inject, judge_faults
 from .hearing import contact_restored, deadline_passed, host_said, host_unheard
 from .keeping import checkpoint_committed, checkpoint_failed, checkpoints_pruned, commit_ready_checkpoints
+from .moving import leave_drained_hosts, look_again, resize
 from .pacing import keep_pace
 from .sparing import want_spares
 from .stopping import host_closed, stop
@@ -75,6 +81,8 @@ class State:
     root: str = "."
     quarantine: Mapping[Device, Quarantine] = field(default_factory=dict)
     """Of the cluster: it outlives jobs."""
+    cordons: Mapping[NodeId, Cordon] = field(default_factory=dict)
+    """So do these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +97,7 @@ class Stepped:
     loose: tuple[Loose, ...]
     nodes_changed: bool
     quarantine_changed: bool = False
+    cordons_changed: bool = False
 
 
 def step(now: float, state: State, inputs: Sequence[Input]) -> Stepped:
@@ -105,6 +114,7 @@ class _Cycle:
         self.root = state.root
         self.nodes_changed = False
         self.ward = Ward(state.quarantine, now)
+        self.cordons = Cordons(state.cordons, now)
         self.jobs = dict(state.jobs)
         self.drafts: dict[JobId, Draft] = {}
         self.loose: list[Loose] = []
@@ -123,14 +133,18 @@ class _Cycle:
                 nodes = {node.id: node for node in self.nodes}
                 want_spares(draft, nodes)
                 want_devices(draft, nodes)
+                leave_drained_hosts(draft)
             judge_faults(draft)
         drafts = self.drafts.values()
         if self.nodes is not None:
             attend(self.ward, drafts, frozenset(self._num_devices()))
+            self.loose += [KillNode(node=node) for node in self.cordons.settle(self.nodes or (), self._occupied())]
         changed = {d.record.id: d.record for d in drafts if d.record != d.before}
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
         return Stepped(
-            state=State(jobs=jobs, nodes=self.nodes, root=self.root, quarantine=self.ward.known),
+            state=State(
+                jobs=jobs, nodes=self.nodes, root=self.root, quarantine=self.ward.known, cordons=self.cordons.known
+            ),
             changed=changed,
             history=tuple(entry for d in drafts for entry in d.history),
             steps=tuple(record for d in drafts for record in d.steps),
@@ -138,6 +152,7 @@ class _Cycle:
             loose=tuple(self.loose),
             nodes_changed=self.nodes_changed,
             quarantine_changed=self.ward.has_changed,
+            cordons_changed=self.cordons.has_changed,
         )
 
     # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -153,14 +168,17 @@ class _Cycle:
                     self.jobs[job] = JobRecord(id=job, spec=spec, state=Probing(), created_at=at)
                     self._draft(job).emit(ProbeProgram(job=job, spec=spec))
                 return
-            case NodeRequested(kind=kind, num_devices=num_devices, labels=labels):
-                self.loose.append(AddNode(kind=kind, num_devices=num_devices, labels=labels))
+            case NodeRequested(kind=kind, num_devices=num_devices, labels=labels, count=count):
+                self.loose += [AddNode(kind=kind, num_devices=num_devices, labels=labels)] * count
                 return
             case FaultRequested():
                 self._inject(one)
                 return
             case ReleaseRequested(node=node):
                 self._release(node)
+                return
+            case CordonRequested() | UncordonRequested():
+                self._cordon(one)
                 return
         if one.job not in self.jobs:
             return  # late news of a job that has ended
@@ -170,6 +188,8 @@ class _Cycle:
         match one:
             case CheckpointNow():
                 checkpoint_now(draft)
+            case ResizeRequested(size=size):
+                resize(draft, size)
             case CancelRequested():
                 stop(draft, Cancelled(at=self.now))
             case ProgramProbed(profile=profile, start=start):
@@ -214,6 +234,17 @@ class _Cycle:
                 ends = {bad: times for bad, times in draft.record.bad_ends.items() if bad != node}
                 draft.set(barred=draft.record.barred - {node}, bad_ends=ends)
 
+    def _cordon(self, asked: CordonRequested | UncordonRequested) -> None:
+        is_news = self.cordons.cordon(asked) if isinstance(asked, CordonRequested) else self.cordons.lift(asked.node)
+        for job in list(self.jobs) if is_news else ():
+            draft = self._draft(job)
+            if draft.is_over:
+                continue
+            if isinstance(asked, CordonRequested) and asked.drain and asked.node in draft.record.hosts:
+                by = f" within {asked.deadline_s:g} s" if asked.deadline_s is not None else ""
+                draft.say("draining", f"{asked.node} is to be left{by}", node=asked.node)
+            look_again(draft)
+
     def _inject(self, fault: FaultRequested) -> None:
         jobs = [fault.job] if fault.job is not None else list(self.jobs)
         drafts = [draft for job in jobs if job in self.jobs and not (draft := self._draft(job)).is_over]
@@ -224,7 +255,14 @@ class _Cycle:
     def _draft(self, job: JobId) -> Draft:
         if job not in self.drafts:
             self.drafts[job] = Draft(
-                self.jobs[job], self.now, self._free_for, self._num_devices, self._kinds, self.root, self.ward
+                self.jobs[job],
+                self.now,
+                self._free_for,
+                self._num_devices,
+                self._kinds,
+                self.root,
+                self.ward,
+                lambda: self.cordons.draining,
             )
         return self.drafts[job]
 
@@ -235,17 +273,27 @@ class _Cycle:
         return {node.id: node.num_devices for node in self.nodes or () if node.status is not NodeStatus.LOST}
 
     def _free_for(self, job: JobId) -> frozenset[Device]:
+        draft = self._draft(job)
+        mine = _claimed(draft.before) | _claimed(draft.record)
         if self.nodes is None:  # what it holds is all that it is known to have
-            draft = self._draft(job)
-            return (_claimed(draft.before) | _claimed(draft.record)) - self.ward.out
+            return mine - self.ward.out
+        closed = self.cordons.closed_to({device.node for device in mine})
         taken = {
             device
             for other, record in self.jobs.items()
             if other != job
             for device in _claimed(self.drafts[other].record if other in self.drafts else record)
         }
-        free = {d for node in self.nodes if node.status is NodeStatus.UP for d in node.devices()}
+        free = {d for node in self.nodes if node.status is NodeStatus.UP and node.id not in closed for d in node.devices()}
         return frozenset(free - taken - self.ward.out)
+
+    def _occupied(self) -> frozenset[NodeId]:
+        """Nodes on which any job has anything."""
+        records = [self.drafts[job].record if job in self.drafts else record for job, record in self.jobs.items()]
+        open_ones = [record for record in records if not isinstance(record.state, TERMINAL)]
+        return frozenset(
+            node for record in open_ones for node in (*record.hosts, *(device.node for device in _claimed(record)))
+        )
 
 
 def _claimed(record: JobRecord) -> frozenset[Device]:

@@ -79,7 +79,7 @@ def _situation(draft: Draft, plan: Plan) -> Situation:
         warm=draft.warm_devices(trusted),
         spares={node: spare.devices for node, spare in ready.items()},
         domains={node: spare.domain for node, spare in ready.items() if spare.domain},
-        spec=record.spec,
+        spec=record.sized_spec,
         profile=record.profile,
         elapsed_s=max(0.0, draft.now - (draft.incident.fault.at if draft.incident else draft.now)),
         step_s=record.typical_step_s,

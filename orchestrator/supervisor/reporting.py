@@ -18,7 +18,7 @@ from .deadlines import silent_seats
 from .doubting import found_fault
 from .draft import Draft
 from .forming import at_work, loses_steps
-from .joining import newcomer_reported
+from .joining import newcomer_reported, resize
 from .losing import doubt, host_lost
 from .reforming import begin_reform
 from .settling import try_settle
@@ -32,10 +32,8 @@ def rank_reported(draft: Draft, report: RankReport) -> None:
     if isinstance(state, Reforming) and report.generation == state.closing.generation:
         _take_report(draft, report)
     elif report.stopped and isinstance(state, Running) and report.generation == state.generation:
-        join = draft.record.join
-        why = f"a larger plan is ready: {join.plan.describe()}" if join else "stopped for a plan that is there no longer"
-        fault = Fault(cause=Cause.GROW, message=why, at=draft.now)
-        begin_reform(draft, fault, reports={report.device: report}, target=join.plan if join else None)
+        target = draft.record.join.plan if draft.record.join else None
+        begin_reform(draft, resize(draft, target), reports={report.device: report}, target=target)
     elif (at_it := at_work(draft)) and at_it[0] == report.generation and not newcomer_reported(draft, report):
         fault = found_fault(draft, report, at_it[0]) or _link_fault(draft, report)
         begin_reform(draft, fault, reports={report.device: report})

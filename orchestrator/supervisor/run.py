@@ -63,7 +63,12 @@ class Supervisor:
         self._term = await self._acquire()
         log.info("lease_acquired", holder=self._holder, term=self._term)
         loaded = await self._world.store.load()
-        self._state = State(jobs=loaded.jobs, root=self._root, quarantine={one.device: one for one in loaded.quarantine})
+        self._state = State(
+            jobs=loaded.jobs,
+            root=self._root,
+            quarantine={one.device: one for one in loaded.quarantine},
+            cordons={one.node: one for one in loaded.cordons},
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_lease())

@@ -16,7 +16,7 @@ from orchestrator.recovery.settle import settle
 
 from .believing import void_where_canary_failed
 from .draft import Draft
-from .forming import loses_steps, try_form
+from .forming import loses_steps, plan_of_copies, try_form
 from .training import record_step
 
 MAX_STUCK = 2
@@ -46,7 +46,7 @@ def try_settle(draft: Draft) -> None:
     _retire_worn(draft)
     held = {generation for _, generation in settlement.holders}
     forming = draft.state.forming.generation if isinstance(draft.state, Reforming) and draft.state.forming else None
-    draft.set(plans={g: p for g, p in record.plans.items() if g in held or g == forming})
+    draft.set(plans={**plan_of_copies(draft), **{g: p for g, p in record.plans.items() if g in held or g == forming}})
     draft.say(
         "settled",
         f"generation {settlement.generation} had committed step {settlement.step}; {len(settlement.holders)} ranks hold it",

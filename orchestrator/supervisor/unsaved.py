@@ -10,6 +10,7 @@ from math import inf
 from typing import Protocol
 
 from orchestrator.domain.cluster import Node
+from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import HistoryEntry, Input, StepRecord
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord
@@ -48,6 +49,7 @@ class Unsaved:
     _steps: list[StepRecord] = field(default_factory=list)
     _nodes: tuple[Node, ...] | None = None
     _quarantine: tuple[Quarantine, ...] | None = None
+    _cordons: tuple[Cordon, ...] | None = None
 
     def add(self, stepped: Stepped, news: list[News], now: float) -> None:
         self.news += news
@@ -58,6 +60,8 @@ class Unsaved:
             self._nodes = stepped.state.nodes
         if stepped.quarantine_changed:
             self._quarantine = tuple(stepped.state.quarantine.values())
+        if stepped.cordons_changed:
+            self._cordons = tuple(stepped.state.cordons.values())
         if self.due == inf and (self.news or not self.commit().is_empty):
             self.due = now + LAZY_S
 
@@ -74,5 +78,6 @@ class Unsaved:
             steps=tuple(self._steps),
             nodes=self._nodes,
             quarantine=self._quarantine,
+            cordons=self._cordons,
             cursor=next((one.cursor for one in reversed(self.news) if one.cursor), None),
         )

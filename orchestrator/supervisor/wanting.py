@@ -17,6 +17,7 @@ from .draft import Draft
 from .forming import begin_forming, open_host
 from .joining import advance_join, drop_join
 from .laddering import nothing_fits, planned
+from .moving import cannot_move, why_move
 from .sparing import reserved
 from .stopping import stop
 
@@ -37,6 +38,9 @@ def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
             elif state.reason != result.reason:
                 draft.become(Queued(reason=result.reason))
                 draft.say("queued", result.reason)
+        elif isinstance(state, Running):
+            if why := why_move(draft, state.plan):
+                cannot_move(draft, why, result.reason)
         elif isinstance(state, Reforming) and state.forming is None and state.waiting != result.reason:
             draft.become(replace(state, waiting=result.reason))
             draft.say("waiting", f"{result.reason}; survivors keep step {draft.record.committed} in memory")
@@ -49,14 +53,18 @@ def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
     if isinstance(state, Queued) or (isinstance(state, Reforming) and state.forming is None):
         planned(draft, result)
         begin_forming(draft, result)
-    elif isinstance(state, Running) and result.world_size > (draft.record.target or state.plan).world_size:
-        _warm_up_to(draft, result)
+    elif isinstance(state, Running):
+        is_larger = result.world_size > (draft.record.target or state.plan).world_size
+        if (why := why_move(draft, state.plan)) or is_larger:
+            _warm_up_to(draft, result, why or "new devices")
 
 
-def _warm_up_to(draft: Draft, plan: Plan) -> None:
-    """Train on while the hosts of a larger plan start; the next generation begins when they are warm."""
+def _warm_up_to(draft: Draft, plan: Plan, why: str) -> None:
+    """Train on while the hosts of another plan start; the next generation begins when they are warm."""
+    assert isinstance(draft.state, Running)
     draft.set(target=plan)
-    draft.say("growing", f"new devices: {plan.describe()} next; its hosts are warmed while training goes on")
+    kind = "growing" if plan.world_size > draft.state.plan.world_size else "moving"
+    draft.say(kind, f"{why}: {plan.describe()} next; its hosts are warmed while training goes on")
     for node in plan.nodes:
         open_host(draft, node)
 
@@ -80,11 +88,13 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
         case Queued():
             options = [trusted - reserved(draft, nodes, trusted), trusted]
         case Running(plan=plan):
-            considered = considered | set(plan.devices)
+            must = bool(why_move(draft, plan))
+            considered = considered if must else considered | set(plan.devices)
             # Machines that come one after another are warmed together, until newcomers are being given their state.
             # One larger plan once all tests have ended, not one after each; and while a part of this one cannot be reached,
             # whatever were planned from the rest would be no larger.
             waits = record.join is not None or draft.ward.awaits_tests or _is_silent(plan, nodes)
+            waits = waits or (must and record.target is not None)
             options = [] if waits else [trusted - draft.spare_devices]
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
@@ -100,7 +110,7 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
                 ChoosePlan(
                     job=record.id,
                     generation=draft.next_generation(),
-                    spec=record.spec,
+                    spec=record.sized_spec,
                     profile=record.profile,
                     devices=tuple((device, nodes[device.node].kind) for device in sorted(devices)),
                     keep=tuple(sorted(set(record.pids) - draft.spare_devices)),

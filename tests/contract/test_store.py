@@ -17,6 +17,7 @@ from orchestrator.adapters.memory import MemoryStore
 from orchestrator.adapters.redis_desk import RedisDesk
 from orchestrator.adapters.redis_store import RedisStore
 from orchestrator.domain.cluster import Node
+from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, NotFound, Refused, StaleTerm, Unavailable
 from orchestrator.domain.events import CancelRequested, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.generation import Answer
@@ -189,6 +190,19 @@ async def test_lease_that_ran_out_unclaimed_can_be_renewed(kind: Kind) -> None:
 
 
 # --- commits --------------------------------------------------------------------------------------------------------------
+
+
+@running
+async def test_cordons_are_kept_until_others_are_committed(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    assert (await desk.cordons(), (await store.load()).cordons) == ((), ())
+    found = (Cordon(node=NodeId("n-1"), since=2.0), Cordon(node=NodeId("n-2"), since=3.0, drains=True, deadline=9.0))
+    await store.commit(term, Commit(cordons=found))
+    await store.commit(term, Commit(jobs={A: a_job()}))
+    assert await desk.cordons() == (await store.load()).cordons == found
+    await store.commit(term, Commit(cordons=()))
+    assert await desk.cordons() == ()
 
 
 @running

@@ -18,8 +18,17 @@ import yaml
 from api.client import ApiError, Client, EventView, GapView, StepView, Unreachable
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node, NodeStatus
+from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Unavailable
-from orchestrator.domain.events import CancelRequested, CheckpointNow, NodeRequested, ReleaseRequested
+from orchestrator.domain.events import (
+    CancelRequested,
+    CheckpointNow,
+    CordonRequested,
+    NodeRequested,
+    ReleaseRequested,
+    ResizeRequested,
+    UncordonRequested,
+)
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import (
@@ -35,6 +44,7 @@ from orchestrator.domain.job import (
     Succeeded,
 )
 from orchestrator.domain.quarantine import Quarantine, Standing
+from orchestrator.domain.size import Size
 from tests.desk import NOW, PlayedDesk, a_plan, first_generation
 from tests.served import Served, eventually, serve
 
@@ -354,6 +364,46 @@ def test_nodes_are_listed_and_added(served: Served, client: Client) -> None:
     assert served.desk.asked == [NodeRequested(kind="B200", num_devices=4, labels={"rack": "r1"})]
     with pytest.raises(ApiError, match="kind is 'B300': must be one of"):
         client.add_node("B300")
+
+
+def test_nodes_are_kept_free_of_new_work_emptied_and_taken_away(served: Served, client: Client) -> None:
+    served.desk.set_nodes(*(Node(id=NodeId(f"node-{number}"), kind="H100", num_devices=2) for number in (1, 2, 3, 4)))
+    asked = [client.cordon_node("node-1"), client.drain_node("node-1"), client.remove_node("node-1", 2.5)]
+    assert [one.message.count("node-1") for one in asked] == [1, 1, 1]
+    cordon = CordonRequested(node=NodeId("node-1"))
+    drain = replace(cordon, drain=True)
+    assert served.desk.asked == [cordon, drain, replace(drain, remove=True, deadline_s=2.5)]
+    found = Cordon(node=NodeId("node-1"), since=NOW), Cordon(node=NodeId("node-2"), since=NOW, drains=True)
+    served.desk.write(cordons=(*found, Cordon(node=NodeId("node-3"), since=NOW, drains=True, is_empty=True)))
+    assert [node.scheduling for node in client.nodes()] == ["cordoned", "draining", "drained", "open"]
+    client.uncordon_node("node-1")
+    assert served.desk.asked[3:] == [UncordonRequested(node=NodeId("node-1"))]
+    with pytest.raises(ApiError, match="node-4 is not cordoned") as caught:
+        client.uncordon_node("node-4")
+    assert caught.value.status == 409
+    for ask in (client.cordon_node, client.uncordon_node, client.drain_node, client.remove_node):
+        with pytest.raises(ApiError, match="nodes: node-1, node-2, node-3, node-4") as caught:
+            ask("node-9")
+        assert caught.value.status == 404
+
+
+def test_a_job_is_resized_within_bounds_that_make_sense(served: Served, client: Client) -> None:
+    running(served)
+    client.resize(JOB, target=4, max_devices=8)
+    assert served.desk.asked == [ResizeRequested(job=JobId(JOB), size=Size(max_devices=8, target=4))]
+    served.desk.change(served.desk.record(JOB), size=Size(min_devices=2, max_devices=8, target=4))
+    assert client.job(JOB).size.target == 4
+    for wanted, words in (
+        ({"target": 9}, "target is 9, the job may have 2 to 8"),
+        ({"target": 1}, "target is 1"),
+        ({"target": 0, "min_devices": 9}, "max_devices is 8, below min_devices 9"),
+        ({}, "nothing is to be changed"),
+        ({"min_devices": 0}, "min_devices"),
+    ):
+        with pytest.raises(ApiError, match=words) as caught:
+            client.resize(JOB, **wanted)
+        assert caught.value.status == 422
+    assert len(served.desk.asked) == 1
 
 
 def test_devices_that_are_kept_out_are_shown_and_released(served: Served, client: Client) -> None:

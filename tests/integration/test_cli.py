@@ -18,11 +18,19 @@ from typer.testing import CliRunner, Result
 from api.cli.main import app
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
-from orchestrator.domain.events import CancelRequested, CheckpointNow, NodeRequested, ReleaseRequested
+from orchestrator.domain.events import (
+    CancelRequested,
+    CheckpointNow,
+    CordonRequested,
+    NodeRequested,
+    ReleaseRequested,
+    ResizeRequested,
+)
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import Cancelled, Failed, Running, Succeeded
 from orchestrator.domain.quarantine import Quarantine, Standing
+from orchestrator.domain.size import Size
 from tests.desk import NOW, a_plan, first_generation
 from tests.served import Served, eventually, serve
 
@@ -251,19 +259,30 @@ def test_commands_reach_the_supervisor(served: Served) -> None:
         for command in (
             "cancel job-1",
             "ckpt now job-1",
-            "add-node B200 --devices 4",
+            "nodes add B200 --devices 4 --count 2",
+            "nodes cordon node-1",
+            "nodes drain node-1",
+            "nodes rm node-1 --deadline 30",
+            "scale job-1 4 --max 8",
             "kill rank job-1 3",
             "kill node node-1",
         )
     ]
-    assert [result.exit_code for result in results] == [0, 0, 0, 0, 0]
+    assert not any(result.exit_code for result in results)
     assert [type(command) for command in served.desk.asked] == [
         CancelRequested,
         CheckpointNow,
         NodeRequested,
+        CordonRequested,
+        CordonRequested,
+        CordonRequested,
+        ResizeRequested,
         FaultRequested,
         FaultRequested,
     ]
+    assert served.desk.asked[2] == NodeRequested(kind="B200", num_devices=4, count=2)
+    assert served.desk.asked[5] == CordonRequested(node=NodeId("node-1"), drain=True, remove=True, deadline_s=30.0)
+    assert served.desk.asked[6] == ResizeRequested(job=JobId(JOB), size=Size(max_devices=8, target=4))
     assert served.desk.asked[0] == CancelRequested(job=JobId(JOB))
     assert "H100" in everstep(served, "nodes").output
     assert json.loads(everstep(served, "nodes", "--json").stdout)[0]["id"] == "node-1"
@@ -282,16 +301,18 @@ def test_nodes_name_devices_that_are_kept_out_and_release_lets_them_back(served:
     served.desk.write(quarantine=(quarantine,))
     shown = " ".join(everstep(served, "nodes").output.split())
     assert "node-1/1 is kept out until you release it: it differs (3 wrong)" in shown and "release node-1" in shown
-    assert everstep(served, "release", "node-1").exit_code == 0
+    assert everstep(served, "nodes", "release", "node-1").exit_code == 0
     assert served.desk.asked == [ReleaseRequested(node=NodeId("node-1"))]
-    assert everstep(served, "release", "node-2").exit_code != 0
+    assert everstep(served, "nodes", "release", "node-2").exit_code != 0
 
 
 def test_what_is_refused_is_exit_1_and_bad_values_are_exit_2(served: Served) -> None:
     running(served)
     served.desk.become(JOB, Cancelled(at=NOW), "ended", "cancelled")
     assert everstep(served, "cancel", JOB).exit_code == 1
-    assert everstep(served, "add-node", "B300").exit_code == 2
+    assert everstep(served, "scale", JOB, "4").exit_code == 1
+    assert everstep(served, "scale", JOB).exit_code == 2
+    assert everstep(served, "nodes", "add", "B300").exit_code == 2
     assert everstep(served, "kill", "node", "node-9").exit_code == 102
 
 

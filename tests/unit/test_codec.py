@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node
+from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.effects import Effect, Sabotage
 from orchestrator.domain.events import CheckpointNow, HistoryEntry, HostHeard, Input, StepRecord
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected
@@ -36,7 +37,7 @@ from orchestrator.domain.protocol import (
     StopAfter,
 )
 from orchestrator.domain.quarantine import Quarantine
-from tests import believed, doubts, journals, samples
+from tests import believed, doubts, journals, moved, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -75,6 +76,9 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "journal-events-1": (HostEvent, journals.HOST_EVENTS),
     "journal-reports-1": (RankReport, journals.REPORTS),
     "journal-records-1": (JobRecord, (journals.RECORD,)),
+    "moved-inputs-1": (Input, moved.INPUTS),
+    "moved-records-1": (JobRecord, (moved.RECORD,)),
+    "cordons-1": (tuple[Cordon, ...], (moved.CORDONS,)),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
         samples.JOINS,
@@ -98,15 +102,8 @@ def test_golden_values_decode_equal_and_are_encoded_as_they_were(name: str) -> N
 def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
-    later = (
-        *samples.LATER,
-        *journals.REQUESTS,
-        *doubts.REQUESTS,
-        *doubts.HOST_EVENTS,
-        *doubts.INPUTS,
-        *believed.EFFECTS,
-        *believed.INPUTS,
-    )
+    later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS, *believed.INPUTS)
+    later += (*moved.INPUTS, *journals.REQUESTS)
     assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 
 

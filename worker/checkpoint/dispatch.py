@@ -206,6 +206,7 @@ class Dispatch:
                 device=parcel.custody.device,
                 index=str(said["index"]),
                 sha256=str(said["sha256"]),
+                is_local=bool(said["is_local"]),
                 kind="journal" if parcel.slot.is_entry else "base",
                 write_s=float(said["seconds"]),
                 stall_s=parcel.slot.stall_s,

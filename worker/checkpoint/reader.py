@@ -26,6 +26,7 @@ from orchestrator.domain.spec import TrainSpec
 from ..parallel.optimizer import adamw
 from ..state.pieces import KINDS, Piece
 from .stored import Wanted, fill
+from .tier import Tier
 
 
 class LinkCorrupt(CheckpointCorrupt):
@@ -37,22 +38,22 @@ class LinkCorrupt(CheckpointCorrupt):
 
 
 def read(
-    path: Path, intervals: Sequence[Interval], *, kinds: Sequence[str] = KINDS
+    path: Path, intervals: Sequence[Interval], *, kinds: Sequence[str] = KINDS, near: Tier | None = None
 ) -> dict[tuple[Interval, str], torch.Tensor]:
-    """(interval, kind) -> (len(interval),) fp32, for each kind of p, m, v that is asked for.
+    """(interval, kind) -> (len(interval),) fp32, for each kind of p, m, v that is asked for. near: a tier to look in first.
 
     Raises CheckpointCorrupt naming the file and the piece whose bytes are missing or not those that were written.
     """
     if len(load_chain(path)) == 1:
         result = {(i, kind): torch.empty(len(i), dtype=torch.float32) for kind in kinds for i in intervals}
-        fill(path, [Wanted(interval, kind, into) for (interval, kind), into in result.items()])
+        fill(path, [Wanted(interval, kind, into) for (interval, kind), into in result.items()], near)
         return result
     pieces, offset = [], 0
     for interval in intervals:
         pieces.append(Piece(interval, offset))
         offset += len(interval)
     state = torch.empty(len(KINDS), offset, dtype=torch.float32)
-    restore(path, pieces, state, torch.empty(offset, dtype=torch.float32))
+    restore(path, pieces, state, torch.empty(offset, dtype=torch.float32), near)
     return {
         (piece.interval, kind): state[KINDS.index(kind), piece.offset : piece.offset + len(piece.interval)]
         for kind in kinds
@@ -60,22 +61,25 @@ def read(
     }
 
 
-def restore(path: Path, pieces: Sequence[Piece], state: torch.Tensor, gradient: torch.Tensor) -> None:
+def restore(
+    path: Path, pieces: Sequence[Piece], state: torch.Tensor, gradient: torch.Tensor, near: Tier | None = None
+) -> None:
     """Fill the pieces' columns of `state` (3, n) with what is saved. gradient: (n,), room for one entry at a time.
 
     Both fp32 on the host; columns that belong to no piece are updated with the others, and stay zero where they are.
     Raises CheckpointCorrupt; then what is there already is worth nothing.
     """
     (base, found), *entries = links(path)
+    of_state = zip(KINDS, state, strict=True)
     with _link(found.step):
-        fill(base, [Wanted(p.interval, kind, _cut(row, p)) for kind, row in zip(KINDS, state, strict=True) for p in pieces])
+        fill(base, [Wanted(p.interval, kind, _cut(row, p)) for kind, row in of_state for p in pieces], near)
     for at, entry in entries:
         with _link(entry.step):
             if entry.answer is None or entry.answer.step != entry.step:
                 raise CheckpointCorrupt(
                     f"{at} does not say what was answered to the vote of its step; restore an older checkpoint"
                 )
-            fill(at, [Wanted(piece.interval, GRADIENT[0], _cut(gradient, piece)) for piece in pieces])
+            fill(at, [Wanted(piece.interval, GRADIENT[0], _cut(gradient, piece)) for piece in pieces], near)
             train, decayed = _update_of(at, entry, pieces)
         adamw(train, entry.answer, state, gradient, decayed)
 

@@ -35,6 +35,7 @@ from ..parentage import die_with_parent
 from .shard import ShardWriter
 from .slot import Filled, read_slot
 from .snapshot import Snapshot
+from .tier import own_disk
 
 MESSAGE_BYTES = 1 << 16
 POINTS = ("before_write", "after_write")
@@ -72,13 +73,20 @@ def _carry_out(order: OpenHost, writers: dict[Device, ShardWriter], request: dic
     begun = time.monotonic()
     try:
         if device not in writers:
-            writers[device] = ShardWriter(Path(order.checkpoint_dir), order.profile, device)
+            root = Path(order.checkpoint_dir)
+            near = own_disk(order.spec.checkpoint.local, order.node, root)
+            writers[device] = ShardWriter(root, order.profile, device, near=near)
         shard = _written(writers[device], filled)
     except OSError as error:
         print(f"step {filled.step} of {device} not written: {error}", flush=True)
         return {"why": str(error)}
     faultpoint("after_write")
-    return {"index": shard.index, "sha256": shard.sha256, "seconds": time.monotonic() - begun}
+    return {
+        "index": shard.index,
+        "sha256": shard.sha256,
+        "is_local": shard.is_local,
+        "seconds": time.monotonic() - begun,
+    }
 
 
 def _written(writer: ShardWriter, filled: Filled) -> ShardRef:

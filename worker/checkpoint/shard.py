@@ -29,6 +29,7 @@ from .coding import PAYS, PAYS_ONCE, Coder, Coding, digest
 from .format import chunks
 from .packs import read_stored
 from .snapshot import Snapshot
+from .tier import Copier, Tier
 
 CHOSEN_FOR = 16
 """Saves after which the coding of each line is chosen again: what training does to it changes slowly."""
@@ -49,12 +50,13 @@ class _Place:
 class ShardWriter:
     """root: the job's folder of checkpoints. One thread at a time; any number of them in a process, for other devices."""
 
-    def __init__(self, root: Path, profile: Profile, device: Device, disk: Disk = DISK) -> None:
+    def __init__(self, root: Path, profile: Profile, device: Device, disk: Disk = DISK, near: Tier | None = None) -> None:
         self._root = root
         self._device = device
         self._disk = disk
         self._lines = {line.name: line.numel for line in profile.lines}
         self._stem = indexes.file_stem(device)
+        self._copier = Copier(near, self._stem) if near else None
         self._coder = Coder()
         self._codings: dict[tuple[str, str], Coding] = {}
         self._saves = 0
@@ -78,7 +80,9 @@ class ShardWriter:
         make_directories(directory, self._disk)
         make_directories(self._root / PACKS / self._stem, self._disk)
         attempt = self._attempt(snapshot, directory)
-        pack = _Pack(self._root, indexes.pack_name(self._stem, snapshot.step, snapshot.generation, attempt), self._disk)
+        pack = _Pack(
+            self._root, indexes.pack_name(self._stem, snapshot.step, snapshot.generation, attempt), self._disk, self._copier
+        )
         file = directory / indexes.index_name(self._stem, attempt)
         try:
             places = self._store(snapshot, pack)
@@ -90,10 +94,15 @@ class ShardWriter:
             with suppress(OSError):
                 self._disk.unlink(file)
             raise
+        named = {place.pack for _, place in places}
+        is_local = self._copier is not None and self._copier.holds(named)
+        if self._copier is not None and snapshot.kinds == STATE:
+            self._copier.trim(named)
         if snapshot.kinds == STATE:  # no gradient comes twice, and the next state resembles the last one
             self._known = {piece.content: place for piece, place in places}
             self._sizes = _sizes(pack, places, self._sizes)
-        return ShardRef(device=self._device, index=file.name, sha256=hashlib.sha256(content).hexdigest())
+        sha256 = hashlib.sha256(content).hexdigest()
+        return ShardRef(device=self._device, index=file.name, sha256=sha256, is_local=is_local)
 
     # --- what is stored already -----------------------------------------------------------------------------------------
 
@@ -181,8 +190,9 @@ class ShardWriter:
 class _Pack:
     """A file that is made when something goes into it."""
 
-    def __init__(self, root: Path, name: str, disk: Disk) -> None:
+    def __init__(self, root: Path, name: str, disk: Disk, copier: Copier | None) -> None:
         self.name = name
+        self._copier = copier
         self.size = 0
         self._path = root / PACKS / name
         self._disk = disk
@@ -192,6 +202,8 @@ class _Pack:
         """Where it begins."""
         if self._descriptor is None:
             self._descriptor = self._disk.create(self._path)
+        if self._copier is not None:  # the nearest first: it is the fastest
+            self._copier.write(self.name, content)
         self._disk.write(self._descriptor, content)
         self.size += len(content)
         return self.size - len(content)
@@ -202,9 +214,13 @@ class _Pack:
             self._disk.sync(self._descriptor)
             self._close()
             self._disk.sync_directory(self._path.parent)
+        if self._copier is not None:
+            self._copier.finish(self.name, keep=True)
 
     def discard(self) -> None:
         """A full disk has no room for the half of a pack."""
+        if self._copier is not None:
+            self._copier.finish(self.name, keep=False)
         if self.size or self._descriptor is not None:
             self._close()
             with suppress(OSError):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from orchestrator.domain.profile import Interval
 
 from .coding import Coder, digest
 from .packs import Descriptors, batches, in_parallel, opened, read_into, what
+from .tier import Opened, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,28 @@ class Wanted:
     into: torch.Tensor
 
 
-def fill(path: Path, wanted: Sequence[Wanted]) -> None:
-    """Read what is wanted to where it is wanted. Raises CheckpointCorrupt; then what is there already is worth nothing."""
+def fill(path: Path, wanted: Sequence[Wanted], near: Tier | None = None) -> None:
+    """Read what is wanted to where it is wanted. Raises CheckpointCorrupt; then what is there already is worth nothing.
+
+    near: where a piece is looked for first; what is not there, or not as it was written, is read where all of it is.
+    """
     tasks = _tasks(path, wanted)
-    with opened(path, (task.piece.pack for task in tasks)) as descriptors:
-        for _ in in_parallel(lambda batch: _read_batch(path, batch, descriptors), batches(tasks, lambda task: task.piece)):
-            pass
+    cut = batches(tasks, lambda task: task.piece)
+    packs = {task.piece.pack for task in tasks}
+    with opened(path, packs) as descriptors, _near_packs(near, packs) as close_by:
+        for num_near in in_parallel(lambda batch: _read_batch(path, batch, descriptors, close_by, near), cut):
+            if near is not None:
+                near.num_read += num_near
+
+
+@contextmanager
+def _near_packs(near: Tier | None, packs: Iterable[str]) -> Iterator[dict[str, Opened]]:
+    found = {pack: one for pack in sorted(packs) if (one := near.open(pack))} if near is not None else {}
+    try:
+        yield found
+    finally:
+        for one in found.values():
+            one.close()
 
 
 @dataclass(slots=True)
@@ -80,26 +99,51 @@ def _stored(path: Path) -> dict[tuple[str, str], list[IndexedPiece]]:
     return found
 
 
-def _read_batch(path: Path, batch: Sequence[_Task], descriptors: Descriptors) -> None:
-    coder = Coder()
-    most = max(task.piece.content_bytes for task in batch)
-    content, stored = np.empty(most, dtype=np.uint8), np.empty(most, dtype=np.uint8)
+def _read_batch(
+    path: Path, batch: Sequence[_Task], descriptors: Descriptors, close_by: Mapping[str, Opened], near: Tier | None
+) -> int:
+    """Bytes that came from the nearer tier."""
+    reader, num_near = _Reader(max(task.piece.content_bytes for task in batch)), 0
     for task in batch:
         piece, (first, *others) = task.piece, task.parts
         is_whole = not others and first[1].size == piece.content_bytes
-        into = first[1] if is_whole else content[: piece.content_bytes]
-        try:
-            if piece.coding == RAW:
-                read_into(descriptors[piece.pack], into, piece.offset)
-            else:
-                read_into(descriptors[piece.pack], stored[: piece.length], piece.offset)
-                coder.decode(piece.coding, stored[: piece.length], into)
-        except (OSError, ValueError) as error:
-            raise CheckpointCorrupt(f"{what(path, piece)} cannot be read: {error}; restore an older checkpoint") from error
-        if digest(into.data) != piece.content:
-            raise CheckpointCorrupt(
-                f"{what(path, piece)} do not have the hash they were written with; restore an older checkpoint"
-            )
+        into = first[1] if is_whole else reader.content[: piece.content_bytes]
+        beside = close_by.get(piece.pack)
+        problem = reader.read(beside.read_into, piece, into) if beside is not None else ""
+        if beside is not None and not problem:
+            num_near += piece.length
+        else:
+            if problem and near is not None:
+                near.bad.append(f"{what(path, piece)} {problem} on {near.name}")
+            descriptor = descriptors[piece.pack]
+            problem = reader.read(partial(read_into, descriptor), piece, into)
+            if problem:
+                raise CheckpointCorrupt(f"{what(path, piece)} {problem}; restore an older checkpoint")
         if not is_whole:
             for start, view in task.parts:
                 view[:] = into[start * ITEM_BYTES : start * ITEM_BYTES + view.size]
+    return num_near
+
+
+class _Reader:
+    """Of one thread. most: content bytes of the longest piece."""
+
+    def __init__(self, most: int) -> None:
+        self.content = np.empty(most, dtype=np.uint8)
+        self._stored = np.empty(most, dtype=np.uint8)
+        self._coder = Coder()
+
+    def read(
+        self, read_into: Callable[[NDArray[np.uint8], int], None], piece: IndexedPiece, into: NDArray[np.uint8]
+    ) -> str:
+        """What is wrong, in words; empty where `into` is what was written."""
+        try:
+            if piece.coding == RAW:
+                read_into(into, piece.offset)
+            else:
+                stored = self._stored[: piece.length]
+                read_into(stored, piece.offset)
+                self._coder.decode(piece.coding, stored, into)
+        except (OSError, ValueError) as error:
+            return f"cannot be read: {error}"
+        return "" if digest(into.data) == piece.content else "do not have the hash they were written with"

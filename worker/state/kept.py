@@ -25,6 +25,7 @@ from orchestrator.domain.protocol import BeginJoin, FromCheckpoint, FromMemory, 
 from orchestrator.domain.spec import JobSpec
 
 from ..checkpoint.reader import LinkCorrupt
+from ..checkpoint.tier import Tier, own_disk
 from ..donation import Donation
 from ..faultpoints import faultpoint
 from ..findings import NotRestored
@@ -33,6 +34,9 @@ from ..parallel.optimizer import adamw
 from ..program import Program
 from .holdings import Holdings
 from .relayout import from_checkpoint, from_memory, from_seed, give
+
+NOTES = 8
+"""Of one restore at most."""
 
 
 class Kept:
@@ -51,6 +55,8 @@ class Kept:
         self.holdings: Holdings | None = None
         # Being filled for a generation that has not begun, all of one step: sources too, for what had arrived.
         self._arriving: list[Holdings] = []
+        self.notes: tuple[str, ...] = ()
+        """What people should know of how this generation's state was found."""
 
     @property
     def whole(self) -> Holdings | None:
@@ -80,12 +86,13 @@ class Kept:
         """Replace the holdings by complete ones under the new layout. Raises Aborted, PeerLost, NotRestored."""
         fresh = Holdings(plan_buckets, session.seat.rank, session.mirrored, session.generation, self._device)
         fresh.step = step_of(restore)
+        self.notes = ()
         match restore:
             case FromSeed():
                 from_seed(fresh, self._program, self._spec, self._profile)
             case FromCheckpoint():
-                with _told(restore.checkpoint):
-                    from_checkpoint(fresh, Path(restore.checkpoint.path))
+                with self._near(restore.checkpoint) as near:
+                    from_checkpoint(fresh, Path(restore.checkpoint.path), near)
             case FromMemory():
                 stores = self._stores(restore.step)
                 fresh = self._to_fill(fresh, stores)
@@ -93,8 +100,9 @@ class Kept:
                     from_memory(fresh, stores, restore.moves, self._me, session)
                 else:
                     lost = [read.interval for read in restore.reads if read.target == self._me]
-                    with _told(restore.checkpoint):
-                        from_memory(fresh, stores, restore.moves, self._me, session, lost, Path(restore.checkpoint.path))
+                    path = Path(restore.checkpoint.path)
+                    with self._near(restore.checkpoint) as near:
+                        from_memory(fresh, stores, restore.moves, self._me, session, lost, path, near)
                 # Let nobody drop what another rank may still have to be given again: wait until all have everything.
                 session.vote(torch.zeros(1, dtype=torch.float64))
             case _:
@@ -153,6 +161,20 @@ class Kept:
         self._arriving = [store for store in stores if store is not held]
         return stores
 
+    @contextmanager
+    def _near(self, checkpoint: CheckpointRef) -> Iterator[Tier | None]:
+        """This node's own copy, where there is one; what was wrong with it is noted. Raises NotRestored."""
+        near = own_disk(self._spec.checkpoint.local, self._me.node, Path(checkpoint.path).parent)
+        try:
+            yield near
+        except CheckpointCorrupt as error:
+            since = error.step if isinstance(error, LinkCorrupt) else Step(0)
+            found = Unreadable(step=checkpoint.step, generation=checkpoint.generation, since=since)
+            raise NotRestored(found, str(error)) from error
+        finally:
+            if near is not None:
+                self.notes = tuple(near.bad[:NOTES])
+
     def _to_fill(self, fresh: Holdings, stores: Sequence[Holdings]) -> Holdings:
         """What is laid out as wanted goes on being filled, or is full already; else `fresh` is, from the beginning."""
         same = next((store for store in stores if store.is_laid_out_like(fresh)), None)
@@ -174,17 +196,6 @@ def step_of(restore: Restore) -> Step:
             return restore.step
         case _:
             assert_never(restore)
-
-
-@contextmanager
-def _told(checkpoint: CheckpointRef) -> Iterator[None]:
-    """Which checkpoint could not be read. Raises NotRestored."""
-    try:
-        yield
-    except CheckpointCorrupt as error:
-        since = error.step if isinstance(error, LinkCorrupt) else Step(0)
-        found = Unreadable(step=checkpoint.step, generation=checkpoint.generation, since=since)
-        raise NotRestored(found, str(error)) from error
 
 
 def _arrived_in(store: Holdings) -> Iterator[Interval]:

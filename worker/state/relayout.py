@@ -22,6 +22,7 @@ from orchestrator.domain.profile import BLOCK, Interval, Profile
 from orchestrator.domain.spec import JobSpec
 
 from ..checkpoint.reader import read, restore
+from ..checkpoint.tier import Tier
 from ..faultpoints import faultpoint
 from ..parallel.data import Messages, Posted
 from ..program import Program
@@ -59,14 +60,16 @@ def from_seed(holdings: Holdings, program: Program, spec: JobSpec, profile: Prof
                 holdings.fill(interval, values)
 
 
-def from_checkpoint(holdings: Holdings, path: Path) -> None:
-    """For step 0, where a job begins anew with the weights of another, moments are zero. Raises CheckpointCorrupt."""
+def from_checkpoint(holdings: Holdings, path: Path, near: Tier | None = None) -> None:
+    """near: a tier to look in first.
+
+    For step 0, where a job begins anew with the weights of another, moments are zero. Raises CheckpointCorrupt."""
     kinds = KINDS if holdings.step else KINDS[:1]
     if holdings.state.device.type == "cpu" and kinds == KINDS:  # where it is wanted, without a copy between
-        restore(path, holdings.pieces, holdings.state, holdings.gradient)
+        restore(path, holdings.pieces, holdings.state, holdings.gradient, near)
         holdings.note(holdings.intervals)
         return
-    pieces = read(path, holdings.intervals, kinds=kinds)
+    pieces = read(path, holdings.intervals, kinds=kinds, near=near)
     for interval in holdings.intervals:
         values = torch.zeros(len(KINDS), len(interval), dtype=torch.float32)
         for row, kind in enumerate(kinds):
@@ -88,6 +91,7 @@ def from_memory(
     session: Exchange,
     lost: Sequence[Interval] = (),
     checkpoint: Path | None = None,
+    near: Tier | None = None,
 ) -> None:
     """Keep what this device has in `stores`, exchange the rest. Every rank of the generation is given the same moves.
 
@@ -105,7 +109,7 @@ def from_memory(
             holdings.keep(store)
     # Before anything is exchanged: where it cannot be read nobody has waited for a transfer in vain.
     if checkpoint is not None and lost:
-        _read_lost(holdings, lost, checkpoint)
+        _read_lost(holdings, lost, checkpoint, near)
     coming = [interval for intervals in incoming.values() for interval in intervals]
     missing = sum(map(len, holdings.lacking(coming)))
     if missing:
@@ -113,8 +117,8 @@ def from_memory(
     _move(stores, holdings, outgoing, incoming, session)
 
 
-def _read_lost(holdings: Holdings, lost: Sequence[Interval], checkpoint: Path) -> None:
-    found = read(checkpoint, lost)
+def _read_lost(holdings: Holdings, lost: Sequence[Interval], checkpoint: Path, near: Tier | None) -> None:
+    found = read(checkpoint, lost, near=near)
     for interval in lost:
         holdings.fill(interval, torch.stack([found[interval, kind] for kind in KINDS]))
 

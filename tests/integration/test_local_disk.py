@@ -1,0 +1,63 @@
+"""A job that keeps copies of its checkpoints on its nodes' own disks: real ranks are restored from there."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.domain.faults import FaultKind, FaultRequested
+from orchestrator.domain.job import Succeeded
+from orchestrator.domain.spec import CheckpointSpec, ParallelSpec
+from tests.jobs import a_job, largest_gap
+from tests.rig import JOB, a_rig
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_training_is_restored_from_the_nodes_own_disk_and_a_damaged_piece_of_it_from_shared_storage(tmp_path: Path) -> None:
+    """One rank alone: whatever it held is lost with it."""
+    near = tmp_path / "own disk"
+    spec = a_job(steps=44)
+    spec = replace(
+        spec,
+        parallel=ParallelSpec(tp=1, pp=1, dp=1),
+        checkpoint=CheckpointSpec(every=8, keep_last=3, local=str(near)),
+        recovery=replace(spec.recovery, mirrors=0),
+    )
+
+    async def scenario() -> None:
+        async with a_rig(tmp_path, num_nodes=1, num_devices=1) as rig:
+            kill = FaultRequested(fault=FaultKind.KILL, job=JOB, rank=0, beyond_mirrors=True)
+            at = {18, 34}
+
+            async def disturb(step: int) -> None:
+                if step not in at:
+                    return
+                at.discard(step)
+                record = await rig.store.get(JOB)
+                assert record.checkpoint is not None and len(record.checkpoint.local) == 1
+                if step > 20:
+                    _spoil_the_newest(near)
+                await rig.store.command(kill)
+
+            job = await rig.run(spec, disturb)
+            assert isinstance(job.state, Succeeded), job.state
+            sources = [incident.source for incident in job.incidents]
+            assert len(sources) == 2 and all("'s disk" in source for source in sources), sources
+            told = [entry.message for entry in rig.history if entry.type == "checkpoint_damaged"]
+            assert len(told) == 1 and "do not have the hash they were written with on" in told[0], told
+            assert not [entry for entry in rig.history if entry.type == "checkpoint_distrusted"]
+            assert largest_gap(rig.losses, spec) <= 1e-5
+
+    asyncio.run(scenario())
+    assert not list(near.rglob("*.pack")), "copies go with the job's hosts"
+
+
+def _spoil_the_newest(near: Path) -> None:
+    copy = max(near.rglob("*.pack"), key=lambda path: path.name)
+    content = bytearray(copy.read_bytes())
+    content[len(content) // 2] ^= 1
+    copy.write_bytes(content)

@@ -1,0 +1,72 @@
+"""A job is made smaller, its node is drained and taken away, and it grows again, while its real ranks train."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.domain.cluster import NodeStatus
+from orchestrator.domain.events import CancelRequested, CordonRequested, ResizeRequested
+from orchestrator.domain.ids import NodeId
+from orchestrator.domain.job import Cancelled, JobRecord, Running
+from orchestrator.domain.size import Size
+from orchestrator.domain.spec import ParallelSpec
+from tests.jobs import ENDLESS, a_job, largest_gap
+from tests.rig import JOB, a_rig
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_resizes_and_a_drain_cost_no_step_and_leave_the_curve_as_it_was(tmp_path: Path) -> None:
+    spec = replace(a_job(steps=ENDLESS, learning_rate=1e-3), parallel=ParallelSpec(tp=1, pp=1))
+
+    async def scenario() -> None:
+        async with a_rig(tmp_path, num_nodes=3, num_devices=1) as rig:
+            left: list[NodeId] = []
+
+            def size_is(size: int) -> Callable[[JobRecord], bool]:
+                return lambda now: isinstance(now.state, Running) and now.state.plan.world_size == size
+
+            def is_off(now: JobRecord) -> bool:
+                return isinstance(now.state, Running) and left[0] not in {*now.state.plan.nodes, *now.hosts}
+
+            async def resize(target: int) -> None:
+                await rig.store.command(ResizeRequested(job=JOB, size=Size(target=target)))
+
+            async def drain() -> None:
+                state = (await rig.store.get(JOB)).state
+                assert isinstance(state, Running)
+                left.append(state.plan.nodes[0])
+                await rig.store.command(CordonRequested(node=left[0], drain=True, remove=True))
+
+            # Each is asked for two steps after what came before has come true.
+            script = [
+                (size_is(3), lambda: resize(1)),
+                (size_is(1), lambda: resize(2)),
+                (size_is(2), drain),
+                (is_off, lambda: resize(0)),
+                (size_is(2), lambda: rig.store.command(CancelRequested(job=JOB))),
+            ]
+            seen = 0
+
+            async def follow(_: int) -> None:
+                nonlocal seen
+                seen = seen + 1 if script and script[0][0](await rig.store.get(JOB)) else 0
+                if seen == 2:
+                    seen = 0
+                    await script.pop(0)[1]()
+
+            job = await rig.run(spec, follow)
+            assert isinstance(job.state, Cancelled) and not script
+            assert sum(one.rolled_back for one in job.incidents) == 0
+            resizes = [one for one in job.incidents if one.fault.cause in ("grow", "shrink")]
+            assert len(resizes) >= 3 and not job.failures
+            nodes = {node.id: node.status for node in await rig.cluster.nodes()}
+            assert nodes[left[0]] is NodeStatus.LOST, "taken away once it was empty"
+            assert largest_gap(rig.losses, spec, len(rig.losses)) <= 1e-5
+
+    asyncio.run(scenario())

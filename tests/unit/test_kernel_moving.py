@@ -1,0 +1,142 @@
+"""What the kernel does when a job has to leave devices: a node drains, or its owner wants it smaller."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.domain.effects import KillNode
+from orchestrator.domain.events import CordonRequested, HostClosed, ResizeRequested, UncordonRequested
+from orchestrator.domain.ids import NodeId
+from orchestrator.domain.job import Cause, Queued, Reforming, Running
+from orchestrator.domain.protocol import CloseHost, FromMemory, HostOpened, SaveSoon
+from orchestrator.domain.size import Size
+from tests.builders import JOB, Bench, a_report, a_spec
+
+N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
+
+
+def running(nodes: int = 4, **spec: int) -> Bench:
+    return Bench(nodes=nodes, spec=a_spec(tp=2, **spec)).running().passed(1, 2, 3)
+
+
+def resized(bench: Bench, **size: int) -> Bench:
+    return bench.tell(ResizeRequested(job=JOB, size=Size(**size))).planned()
+
+
+def drained(bench: Bench, node: NodeId, **asked: object) -> Bench:
+    return bench.tell(replace(CordonRequested(node=node, drain=True), **asked)).planned()  # type: ignore[arg-type]
+
+
+def moved(bench: Bench) -> Bench:
+    """Everybody leaves the plan that is given up, and the next one trains."""
+    return bench.recovered().passed(bench.record.committed + 1)
+
+
+def test_a_smaller_size_takes_state_from_memory_and_costs_no_step() -> None:
+    bench = resized(running(nodes=2), target=2)
+    state = bench.state
+    assert isinstance(state, Reforming) and state.fault.cause is Cause.SHRINK
+    assert state.forming is not None and state.forming.plan.world_size == 2
+    step, generation = bench.record.committed, state.closing.generation
+    bench.all_report(lambda device: a_report(device, generation=generation, voted=step, held=step)).prepared()
+    assert isinstance(bench.form().restore, FromMemory)
+    bench.ready().passed(4)
+    assert bench.plan.world_size == 2
+    assert bench.record.incidents[-1].rolled_back == 0 and not bench.record.failures
+
+
+def test_a_raised_limit_lets_the_job_grow_again() -> None:
+    bench = moved(resized(running(nodes=2), target=2))
+    resized(bench, target=0).opened()
+    assert bench.record.target is not None and bench.record.target.world_size == 4
+
+
+def test_a_size_that_is_had_already_changes_nothing() -> None:
+    bench = running(nodes=2)
+    bench.tell(ResizeRequested(job=JOB, size=bench.record.wanted_size))
+    assert isinstance(bench.state, Running) and bench.record.size is None
+
+
+def test_a_smaller_size_that_no_plan_has_is_said_and_training_goes_on() -> None:
+    bench = resized(running(nodes=2, dp=2), target=2)
+    assert isinstance(bench.state, Running) and bench.said_to_people().count("not_moved") == 1
+    bench.passed(4, 5).planned()
+    assert bench.said_to_people().count("not_moved") == 1, "told once, not with every step"
+
+
+def test_a_queued_job_starts_when_its_least_size_is_lowered() -> None:
+    bench = Bench(nodes=1, spec=a_spec(tp=2, min_devices=4)).submitted().probed().planned()
+    assert isinstance(bench.state, Queued)
+    resized(bench, min_devices=2)
+    assert not isinstance(bench.state, Queued)
+
+
+def test_a_drained_node_is_left_without_a_step_lost_then_its_host_is_closed() -> None:
+    bench = drained(running(nodes=2), N0)
+    state = bench.state
+    assert isinstance(state, Reforming) and state.fault.cause is Cause.SHRINK
+    bench.recovered()
+    assert bench.plan.nodes == (N1,) and not bench.calls(CloseHost), "what it holds may be needed until a step is made"
+    bench.passed(bench.record.committed + 1)
+    assert [node for node, _ in bench.calls(CloseHost)] == [N0]
+    bench.tell(HostClosed(job=JOB, node=N0)).planned()
+    assert bench.kernel.cordons[N0].is_empty and N0 not in bench.record.hosts
+    assert isinstance(bench.state, Running) and bench.record.target is None
+
+
+def test_another_node_takes_over_from_a_drained_one_while_training_goes_on() -> None:
+    bench = running(nodes=3, dp=2)
+    (spare,) = set(bench.nodes) - set(bench.plan.nodes)
+    left = bench.plan.nodes[0]
+    drained(bench, left).said(spare, HostOpened(seconds=1.0))
+    assert isinstance(bench.state, Running) and bench.record.join is not None
+    assert set(bench.record.join.plan.nodes) == {*bench.plan.nodes, spare} - {left}
+
+
+def test_nothing_new_is_placed_on_a_cordoned_node_and_what_trains_there_stays() -> None:
+    bench = running(nodes=2)
+    bench.tell(CordonRequested(node=N0), CordonRequested(node=N2)).add_node(2).planned()
+    assert isinstance(bench.state, Running) and bench.record.target is None
+    bench.tell(UncordonRequested(node=N2)).planned()
+    assert bench.record.target is not None and N2 in bench.record.target.nodes
+
+
+def test_a_node_on_which_a_job_was_to_grow_and_that_drains_is_given_up() -> None:
+    bench = running(nodes=2).add_node(2).planned()
+    assert bench.record.target is not None and N2 in bench.record.target.nodes
+    drained(bench, N2)
+    assert bench.record.target is None or N2 not in bench.record.target.nodes
+
+
+def test_a_drain_that_nothing_fits_is_said_and_everything_is_saved() -> None:
+    bench = drained(running(nodes=2, dp=2), N0)
+    assert isinstance(bench.state, Running) and "not_moved" in bench.said_to_people()
+    assert bench.calls(SaveSoon)
+
+
+def test_a_node_goes_once_it_is_empty() -> None:
+    bench = drained(running(nodes=2), N0, remove=True)
+    assert KillNode(node=N0) not in bench.last.loose
+    moved(bench).tell(HostClosed(job=JOB, node=N0))
+    assert bench.last.loose == (KillNode(node=N0),)
+    bench.passed(9)
+    assert not bench.last.loose, "asked once"
+    bench.lose_node(N0)
+    assert N0 not in bench.kernel.cordons
+
+
+@pytest.mark.parametrize("after_s", [10.0, 31.0])
+def test_a_deadline_takes_the_node_whoever_is_still_there(after_s: float) -> None:
+    bench = drained(running(nodes=2, dp=2), N0, remove=True, deadline_s=30.0)
+    bench.now += after_s
+    bench.passed(9)
+    assert (KillNode(node=N0) in bench.last.loose) is (after_s > 30)
+
+
+def test_a_cordon_is_not_weakened_by_another_one_and_outlives_the_supervisor() -> None:
+    bench = drained(running(nodes=2), N0, remove=True, deadline_s=30.0)
+    bench.tell(CordonRequested(node=N0))
+    kept = bench.kernel.cordons[N0]
+    assert kept.drains and kept.removes and kept.deadline is not None
