@@ -15,8 +15,12 @@ $(STAMP): pyproject.toml deploy/setup.sh
 demo: $(STAMP)  ## The main job: train, lose a node, recover, get a node back, finish.
 	$(BIN)/python -m deploy.demo
 
+# Decisions are computed, two files at a time; whatever starts processes has the machine to itself. Both run in any case.
+COMPUTED := tests/unit tests/sim
+COMPUTE := $(BIN)/python -m pytest $(COMPUTED) --numprocesses 2 --dist loadfile
+
 test: $(STAMP)  ## Every test.
-	$(BIN)/python -m pytest
+	$(COMPUTE); computed=$$?; $(BIN)/python -m pytest $(COMPUTED:%=--ignore=%) && exit $$computed
 
 soak: $(STAMP)  ## Hundreds of random faults on one job, compared with its undisturbed twin.
 	$(BIN)/python -m benchmarks.chaos --json --faults 200
@@ -28,7 +32,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 check: lint  ## The fast gate, a minute or two.
-	$(BIN)/python -m pytest tests/unit tests/sim
+	$(COMPUTE)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -5,16 +5,16 @@ from __future__ import annotations
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from orchestrator.ports import Desk
+from orchestrator.ports import Desk, Foreseer
 
 from . import problems
 from .metrics import CountRequests, Metrics
-from .routes import checkpoints, faults, health, jobs, nodes, streams
+from .routes import checkpoints, faults, health, jobs, nodes, plans, streams
 from .security import Gatekeeper
 from .settings import ApiSettings
 
 
-def create_app(desk: Desk, settings: ApiSettings) -> FastAPI:
+def create_app(desk: Desk, settings: ApiSettings, foreseer: Foreseer | None = None) -> FastAPI:
     """Serve it on loopback, with a graceful shutdown of a second or so: open event streams end only when cut."""
     app = FastAPI(
         title="Everstep",
@@ -28,11 +28,12 @@ def create_app(desk: Desk, settings: ApiSettings) -> FastAPI:
     )
     app.state.desk = desk
     app.state.settings = settings
+    app.state.foreseer = foreseer
     app.state.metrics = Metrics(settings.version, settings.max_metric_jobs)
     problems.install(app)
     # streams before jobs: /jobs/{job_id}/events is the longer path.
-    for router in (streams.router, jobs.router, checkpoints.router, faults.router, nodes.router, health.router):
-        app.include_router(router)
+    for part in (streams, jobs, checkpoints, faults, nodes, plans, health):
+        app.include_router(part.router)
     # The last one added is the outermost.
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.add_middleware(Gatekeeper, settings=settings)

@@ -12,6 +12,8 @@ import uvicorn
 from api.app import create_app
 from api.settings import ApiSettings
 from orchestrator.adapters.embedded_redis import EmbeddedRedis
+from orchestrator.adapters.plan_process import ThreadForeseer
+from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.redis_desk import RedisDesk
 
 GRACE_S = 2
@@ -29,7 +31,8 @@ def main() -> None:
 
 async def serve(state_dir: Path, port: int, chaos: bool) -> None:
     desk = RedisDesk(EmbeddedRedis(state_dir).address, timeout_s=0.9)
-    app = create_app(desk, ApiSettings(state_dir=state_dir, chaos=chaos, version=_version()))
+    settings = ApiSettings(state_dir=state_dir, chaos=chaos, version=_version())
+    app = create_app(desk, settings, ThreadForeseer(SubprocessProber()))
     config = uvicorn.Config(
         app,
         host="127.0.0.1",

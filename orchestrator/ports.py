@@ -11,6 +11,7 @@ from .domain.cluster import Node
 from .domain.cordon import Cordon
 from .domain.effects import ChoosePlan, CommitCheckpoint, OnDisk
 from .domain.events import CheckpointsPruned, Command, HistoryEntry, StepRecord
+from .domain.foresight import ClusterSketch, Forecast
 from .domain.ids import EffectId, JobId, NodeId, Term
 from .domain.job import JobRecord
 from .domain.plan import Infeasible, Plan
@@ -207,6 +208,12 @@ class Prober(Protocol):
 
 class Planner(Protocol):
     async def choose(self, request: ChoosePlan) -> Plan | Infeasible: ...
+
+
+class Foreseer(Protocol):
+    async def foresee(self, spec: JobSpec, cluster: ClusterSketch) -> Forecast | Infeasible:
+        """The plan a job would get there. Raises Refused where its program cannot be described."""
+        ...
 
 
 class Checkpoints(Protocol):

@@ -37,11 +37,16 @@ def _curve(spec_json: str, steps: int) -> tuple[float, ...]:
 
 
 def largest_gap(losses: dict[int, float], spec: JobSpec, steps: int | None = None) -> float:
-    """Largest relative difference to the undisturbed curve; every step must be there.
+    """The largest of gaps(losses, spec, steps)."""
+    return max(gaps(losses, spec, steps))
+
+
+def gaps(losses: dict[int, float], spec: JobSpec, steps: int | None = None) -> list[float]:
+    """Relative differences to the undisturbed curve, step by step; every step must be there.
 
     steps: of a job that was stopped after so many.
     """
     steps = steps or spec.train.steps
     assert sorted(losses) == list(range(1, steps + 1)), f"{len(losses)} of {steps} steps"
     wanted = _curve(codec.dumps(spec).decode(), steps)
-    return max(abs(losses[step] - loss) / abs(loss) for step, loss in enumerate(wanted, start=1))
+    return [abs(losses[step] - loss) / abs(loss) for step, loss in enumerate(wanted, start=1)]

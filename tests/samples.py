@@ -378,16 +378,16 @@ RECORDS: tuple[JobRecord, ...] = tuple(
 
 # --- kinds that came later, each in a golden file of its own --------------------------------------------------------------
 
-ASKED = FaultRequested(
+REQUESTED = FaultRequested(
     fault=FaultKind.KILL, job=JOB, device=D1, at="after_vote", step=Step(31), duration_s=1.5, seed=7, id="f3"
 )
 FAULTS = (
-    InjectFault(fault=ASKED, device=D1),
+    InjectFault(fault=REQUESTED, device=D1),
     FaultCarriedOut(id="f3", message="killed at after_vote of step 31", at=AT, step=Step(31)),
     Sabotage(fault=FaultRequested(fault=FaultKind.CLOCK_JUMP, jump_s=-30.0)),
     Injected(
         id="f3",
-        asked=ASKED,
+        asked=REQUESTED,
         asked_at=AT,
         devices=(D1,),
         carried_out_at=AT + 1,

@@ -14,8 +14,14 @@ import uvicorn
 
 from api.app import create_app
 from api.settings import ApiSettings
+from orchestrator.adapters.plan_process import ThreadForeseer
+from orchestrator.adapters.probe_process import SubprocessProber
+from orchestrator.domain.ids import Generation
+from orchestrator.domain.job import Running
 
-from .desk import PlayedDesk
+from .desk import PlayedDesk, a_plan, first_generation
+
+JOB = "job-1"
 
 
 @dataclass
@@ -46,9 +52,8 @@ class Served:
 def serve(state_dir: Path, *, port: int = 0, desk: PlayedDesk | None = None, chaos: bool = True) -> Iterator[Served]:
     desk = desk or PlayedDesk()
     settings = ApiSettings(state_dir=state_dir, chaos=chaos, version="1.2.3", idle_check_s=0.05, ping_s=0.3)
-    config = uvicorn.Config(
-        create_app(desk, settings), host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=1
-    )
+    app = create_app(desk, settings, ThreadForeseer(SubprocessProber()))
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
 
     async def live() -> None:
@@ -71,3 +76,12 @@ def eventually(is_so: Callable[[], bool], within_s: float = 5.0) -> None:
     while not is_so():
         assert time.monotonic() < deadline, f"not within {within_s} s"
         time.sleep(0.01)
+
+
+def running(served: Served, steps: int = 0) -> None:
+    """JOB trains, and has committed so many."""
+    plan = a_plan()
+    served.desk.add(JOB)
+    served.desk.become(JOB, Running(generation=Generation(1), plan=plan), "running", "trains", **first_generation(plan))
+    for number in range(steps):
+        served.desk.step(JOB, loss=5.0 - number)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from orchestrator.domain.ids import Device
 from orchestrator.domain.protocol import SelfTested
 
-from .keeper import of_one_thread
+from .child import of_one_thread
 
 TIMEOUT_S = 60.0
 """It takes about two seconds, most of them to import torch; a busy machine takes many times that."""

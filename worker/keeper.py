@@ -11,8 +11,7 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,26 +20,12 @@ from orchestrator.domain import codec
 from orchestrator.domain.protocol import OpenHost
 from orchestrator.domain.spec import DeviceKind
 
-from .logs import open_log, tail
+from .child import start
+from .logs import tail
 
 _MESSAGE_BYTES = 1 << 16
-# `import numpy` alone would start a thread otherwise, and a process with threads must not be forked.
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
-# Whatever the host was started with to speak to Ray: user code runs below here and is to have none of it.
-_PREFIX_OF_SECRETS = "RAY_"
-
 Heard = Callable[[dict[str, Any], int], None]
 """Called with each message and the descriptor that came with it, or -1."""
-
-
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(_PREFIX_OF_SECRETS)}
-
-
-def of_one_thread(environment: Mapping[str, str]) -> dict[str, str]:
-    """For a process that runs our code beside training: no secrets, one thread, our modules."""
-    return {**without_secrets(environment), **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _devices_for(kind: DeviceKind) -> dict[str, str]:
@@ -70,27 +55,9 @@ class Zygote:
 
     def start(self) -> None:
         """Raises OSError where no process can be started."""
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setblocking(False)
-        order = os.memfd_create("everstep-order", os.MFD_CLOEXEC)
-        log = open_log(self._log)
-        try:
-            os.write(order, codec.dumps(self._order))
-            os.lseek(order, 0, os.SEEK_SET)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "worker.zygote", str(theirs.fileno()), str(os.getpid())],
-                stdin=order,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=of_one_thread(os.environ) | _devices_for(self._order.spec.train.device),
-            )
-        finally:
-            os.close(order)
-            os.close(log)
-            theirs.close()
-        self._pidfd = os.pidfd_open(self._process.pid)
+        environment = _devices_for(self._order.spec.train.device)
+        child = start("worker.zygote", codec.dumps(self._order), self._log, environment)
+        self._process, self._socket, self._pidfd = child.process, child.socket, child.pidfd
         loop = asyncio.get_running_loop()
         loop.add_reader(self._socket, self._listen)
         loop.add_reader(self._pidfd, self._bury)

@@ -3,6 +3,8 @@
     {"profile": {...}, "start": {...} or null}                  it can work, and begins with that checkpoint
     {"refused": {"message": "...", "problems": [{...}]}}        it cannot, and why
 
+With `--program` the program alone is described: neither text nor checkpoints are looked at, and `start` is null.
+
 It owns the boundary to the user's code: whatever that prints goes to stderr, whatever it raises becomes a refusal.
 """
 
@@ -32,8 +34,11 @@ def main() -> None:
     os.dup2(2, 1)  # from here on "stdout" is stderr, also for what the program's libraries write past Python
     try:
         spec = codec.loads(JobSpec, sys.stdin.read())
-        profile = describe(spec)
-        answer: dict[str, Any] = {"profile": codec.encode(profile), "start": codec.encode(start_of(spec, profile))}
+        if "--program" in sys.argv[1:]:
+            answer: dict[str, Any] = {"profile": codec.encode(describe_program(spec)), "start": None}
+        else:
+            profile = describe(spec)
+            answer = {"profile": codec.encode(profile), "start": codec.encode(start_of(spec, profile))}
     except Refused as refused:
         answer = {"refused": {"message": refused.message, "problems": codec.encode(refused.problems)}}
     except BaseException as error:
@@ -49,14 +54,22 @@ def main() -> None:
 
 def describe(spec: JobSpec) -> Profile:
     """The program's profile, once program, settings, text and degrees are known to fit. Raises Refused."""
-    program = load_program(spec.program)
-    profile = program.describe(spec)
+    profile = load_program(spec.program).describe(spec)
     tokens = sources.load(spec.data)
     sources.num_samples(tokens, spec.train.sequence)
+    return replace(_checked(spec, profile), text_sha256=sources.digest(tokens))
+
+
+def describe_program(spec: JobSpec) -> Profile:
+    """The program's profile without any text. Raises Refused."""
+    return _checked(spec, load_program(spec.program).describe(spec))
+
+
+def _checked(spec: JobSpec, profile: Profile) -> Profile:
     problems = tuple(_degree_problems(spec, profile))
     if problems:
         raise Refused("; ".join(problem.message for problem in problems), problems)
-    return replace(profile, text_sha256=sources.digest(tokens))
+    return profile
 
 
 def _degree_problems(spec: JobSpec, profile: Profile) -> Iterator[FieldProblem]:

@@ -19,6 +19,7 @@ import httpx2
 
 from api.chaos import FaultRequest
 from api.documents import load_mapping
+from api.plan_views import ForecastView
 from api.schemas import read
 from api.views import (
     TERMINAL,
@@ -42,6 +43,8 @@ from .retry import Budget
 
 Event: TypeAlias = EventView | StepView | GapView
 BEGINNING = "0"
+PLAN_S = 120.0
+"""Most of it is importing the job's program."""
 SILENCE_S = 45.0
 """An event stream that says nothing for this long, pings included, is broken."""
 _SHAPES: dict[str, type[EventView] | type[StepView] | type[GapView]] = {
@@ -186,6 +189,13 @@ class Client:
         answer = self._send("GET", f"{_path(job)}/logs", params=params)
         next_offset, found = int(answer.headers["X-Next-Offset"]), answer.headers["X-Log-Device"]
         return LogChunk(text=answer.text, next_offset=next_offset, device=found)
+
+    def plan(self, job: Path | str | Mapping[str, Any], cluster: Mapping[str, Any] | None = None) -> ForecastView:
+        """What a job would run as, on the server's nodes or on a cluster described as in a cluster file. Starts nothing."""
+        body = {"job": dict(job) if isinstance(job, Mapping) else read_job_file(Path(job))}
+        asked = body | ({"cluster": dict(cluster)} if cluster is not None else {})
+        answer = self._json("POST", "/api/v1/plans", json=asked, timeout=PLAN_S)
+        return ForecastView.model_validate(answer)
 
     # --- cluster -------------------------------------------------------------------------------------------------------
 

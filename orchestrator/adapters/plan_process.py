@@ -1,14 +1,33 @@
-"""Planning beside the supervisor's loop: the pure function on a thread, so that a large search delays no heartbeat."""
+"""Planning beside an event loop: the pure functions on a thread, so that a large search delays no heartbeat and no
+request.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 from orchestrator.domain.effects import ChoosePlan
+from orchestrator.domain.foresight import ClusterSketch, Forecast, PlanQuestion
 from orchestrator.domain.plan import Infeasible, Plan
+from orchestrator.domain.spec import JobSpec
 from orchestrator.planner.choose import choose
+from orchestrator.planner.foresee import foresee
+
+from .probe_process import SubprocessProber
 
 
 class ThreadPlanner:
     async def choose(self, request: ChoosePlan) -> Plan | Infeasible:
         return await asyncio.to_thread(choose, request)
+
+
+class ThreadForeseer:
+    """Describes the program in a process of its own, then plans."""
+
+    def __init__(self, prober: SubprocessProber) -> None:
+        self._prober = prober
+
+    async def foresee(self, spec: JobSpec, cluster: ClusterSketch) -> Forecast | Infeasible:
+        """Raises Refused."""
+        profile = await self._prober.describe(spec)
+        return await asyncio.to_thread(foresee, PlanQuestion(spec=spec, profile=profile, cluster=cluster))

@@ -31,9 +31,16 @@ class SubprocessProber:
 
     async def probe(self, spec: JobSpec) -> Probed:
         """Raises Refused, also where the process crashed or did not answer in time."""
+        return await self._ask(spec)
+
+    async def describe(self, spec: JobSpec) -> Profile:
+        """The program alone: its text and its checkpoints may be elsewhere. Raises Refused."""
+        return (await self._ask(spec, "--program")).profile
+
+    async def _ask(self, spec: JobSpec, *arguments: str) -> Probed:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "worker.probe"),
+            *("-m", "worker.probe", *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

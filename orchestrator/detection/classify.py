@@ -75,6 +75,9 @@ def _how(exited: RankExited) -> str:
     if code >= 0:
         return f"exited with code {code}"
     try:
-        return f"was killed by {signal.Signals(-code).name}"
+        name = signal.Signals(-code).name
     except ValueError:
-        return f"was killed by signal {-code}"
+        name = f"signal {-code}"
+    # Whoever killed it on purpose has said why; its host alone knows of the signal.
+    why = f": {exited.message}" if exited.message and name not in exited.message else ""
+    return f"was killed by {name}{why}"

@@ -6,31 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .ids import Device, NodeId
-
-GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceKind:
-    """A kind of accelerator. Figures are vendor data sheets, dense; the planner corrects them by measurement."""
-
-    name: str
-    memory_bytes: int
-    bf16_tflops: float
-    memory_gb_s: float
-
-
-KINDS: dict[str, DeviceKind] = {
-    kind.name: kind
-    for kind in (
-        DeviceKind(name="A100", memory_bytes=80 * GIB, bf16_tflops=312, memory_gb_s=2039),
-        DeviceKind(name="H100", memory_bytes=80 * GIB, bf16_tflops=989, memory_gb_s=3350),
-        DeviceKind(name="H200", memory_bytes=141 * GIB, bf16_tflops=989, memory_gb_s=4800),
-        DeviceKind(name="B200", memory_bytes=180 * GIB, bf16_tflops=2250, memory_gb_s=8000),
-        DeviceKind(name="cpu", memory_bytes=4 * GIB, bf16_tflops=0.05, memory_gb_s=20),
-    )
-}
-
+from .kinds import KINDS, DeviceKind
 
 DOMAIN_LABELS = ("rack", "switch")
 """Labels that name what several nodes lose together, the one that counts first."""
@@ -61,3 +37,6 @@ class Node:
 
     def devices(self) -> tuple[Device, ...]:
         return tuple(Device(self.id, index) for index in range(self.num_devices))
+
+
+__all__ = ["DOMAIN_LABELS", "KINDS", "DeviceKind", "Node", "NodeStatus"]

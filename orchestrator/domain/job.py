@@ -335,6 +335,10 @@ class JobRecord:
     """A person wants a checkpoint of a later step than this one."""
     save_told: Generation = Generation(0)
     """The one that was told so."""
+    save_failures: int = 0
+    """How often it came to nothing, in a row."""
+    save_rests: bool = False
+    """It came to nothing in the generation that was told, which is told again after a while."""
     saving: Mapping[Step, tuple[ShardRef, ...]] = field(default_factory=dict)
     """Shards of checkpoints that are not committed yet."""
     pacing: Pacing | None = None
@@ -410,7 +414,7 @@ class JobRecord:
     links_lost_at: float = 0.0
     """Wall clock of the last of them: after an hour without another they are forgotten."""
     bad_ends: Mapping[NodeId, int] = field(default_factory=dict)
-    """Nodes that were given up because of their links, and how often."""
+    """Nodes that were given up because of their links, and how often; forgotten after an hour in which no link was lost."""
     barred: frozenset[NodeId] = frozenset()
     """Those of them that are not used for a while, however well they answer."""
 

@@ -17,6 +17,8 @@ OPEN_S = 180.0
 PREPARE_S = 30.0
 SILENT_SEAT_S = 2.0
 """For a seat on a node that does not answer, while everybody else stands still."""
+SAVE_AGAIN_S, MAX_SAVE_AGAIN_S = 5.0, 300.0
+"""For a checkpoint that was asked for and could not be made, doubled each time."""
 BAR_S, MAX_BAR_S = 10.0, 600.0
 """For a node that was given up because of its links, doubled each time: a link is not mended by forming anew over it."""
 JOIN_S = 1800.0
@@ -63,6 +65,8 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
             return {f"open:{forming.generation}": OPEN_S}
         case Running(generation=generation, plan=plan):
             found = _retry(record, generation)
+            if record.save_rests:
+                found[f"save_again:{record.save_failures}"] = save_again_s(record.save_failures)
             if record.unreachable >= set(plan.nodes):
                 found.update(_isolated(record, generation))
             if any(not spare.is_ready or node in record.unreachable for node, spare in record.spares.items()):
@@ -102,6 +106,11 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
 def _form_s(record: JobRecord) -> float:
     """What a job gives its ranks before they count as hung, it gives them while they are built, too."""
     return FORM_S + record.spec.recovery.hang_s
+
+
+def save_again_s(failures: int) -> float:
+    """After so many failures of one request."""
+    return min(MAX_SAVE_AGAIN_S, SAVE_AGAIN_S * 2.0 ** (failures - 1))
 
 
 def silent_seats(record: JobRecord) -> frozenset[NodeId]:

@@ -32,6 +32,7 @@ from orchestrator.domain.protocol import (
     StepsPassed,
 )
 
+from .asked import asked_came_to_nothing, save_again
 from .believing import void_where_canary_failed
 from .deadlines import deadlines
 from .draft import Draft
@@ -86,6 +87,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             shard_saved(draft, said.event)
         case ShardNotSaved():
             shard_not_saved(draft, said.event)
+            asked_came_to_nothing(draft, said.event.step, said.event.message)
         case JoinerAt():
             joiner_at(draft, said.event)
         case JoinFailed():
@@ -232,6 +234,8 @@ def deadline_passed(draft: Draft, key: str) -> None:
             give_up_silent(draft)
         case "rest":
             end_rest(draft)
+        case "save_again":
+            save_again(draft)
         case "bar":
             unbar(draft, key)
         case "form":

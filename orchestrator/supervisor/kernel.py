@@ -55,7 +55,7 @@ from orchestrator.domain.job import (
 )
 from orchestrator.domain.quarantine import Quarantine
 
-from .asked import checkpoint_now, save_where_asked
+from .asked import asked_came_to_nothing, checkpoint_now, save_where_asked
 from .cordons import Cordons
 from .draft import Draft
 from .faulting import inject, judge_faults
@@ -206,6 +206,7 @@ class _Cycle:
                 checkpoint_committed(draft, checkpoint)
             case CheckpointFailed(step=at_step, message=message):
                 checkpoint_failed(draft, at_step, message)
+                asked_came_to_nothing(draft, at_step, message)
             case CheckpointsPruned():
                 checkpoints_pruned(draft, one)
             case HostSaid():

@@ -42,8 +42,9 @@ from .reforming import begin_reform
 from .stopping import stop
 
 MAX_LOST_LINKS = 32
+MAX_BAD_ENDS = 32
 FORGOTTEN_S = 3600.0
-"""A link that is lost after so long without any such trouble is lost for the first time."""
+"""A link that is lost after so long without any such trouble is lost for the first time, and so is a node given up."""
 SILENT_STILL_S = 1.5
 """After a cut of a second the kernel's next attempt to send has brought the links back by then."""
 SILENT_STEPS = 2.0
@@ -190,6 +191,9 @@ def _renew_links(draft: Draft, found: LinksLost, pairs: tuple[tuple[Device, Devi
     is_recent = draft.now - draft.record.links_lost_at < FORGOTTEN_S
     before = draft.record.lost_links if is_recent else ()
     draft.set(lost_links=(*before, *pairs)[-MAX_LOST_LINKS:], links_lost_at=draft.now)
+    if not is_recent:
+        # How long a bar lasts is told by how often: of one that stands, that is not forgotten.
+        draft.set(bad_ends={bad: times for bad, times in draft.record.bad_ends.items() if bad in draft.record.barred})
     again = [pair for pair in pairs if pair in before]
     if not again:
         begin_reform(draft, _fault(draft, Cause.LINK_LOST, found, tuple(sorted({d for pair in pairs for d in pair}))))
@@ -206,8 +210,11 @@ def _renew_links(draft: Draft, found: LinksLost, pairs: tuple[tuple[Device, Devi
 
 
 def _bar(draft: Draft, node: NodeId) -> None:
-    times = draft.record.bad_ends.get(node, 0) + 1
-    draft.set(barred=draft.record.barred | {node}, bad_ends={**draft.record.bad_ends, node: times})
+    ends, barred = dict(draft.record.bad_ends), draft.record.barred | {node}
+    times = ends.pop(node, 0) + 1
+    ends[node] = times  # behind the others: the oldest are forgotten first
+    kept = barred | set(list(ends)[-MAX_BAD_ENDS:])
+    draft.set(barred=barred, bad_ends={bad: count for bad, count in ends.items() if bad in kept})
     draft.say("barred", f"{node} is not used for a while: messages to or from it are lost", node=node, times=times)
 
 

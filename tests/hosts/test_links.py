@@ -6,6 +6,7 @@ In the order of the file, on one cluster and one job that never ends. Run with -
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import pytest
 
@@ -88,41 +89,53 @@ def test_host_of_rank_0_is_killed_and_then_the_one_after_it(machines: Machines, 
     assert len(job.nodes()) == 4
 
 
-def test_ten_seconds_without_a_link_and_the_host_is_used_again(machines: Machines, job: TinyJob) -> None:
-    _cut_and_come_back(machines, job, 10)
-
-
-def test_a_minute_without_a_link_and_the_host_is_used_again(machines: Machines, job: TinyJob) -> None:
-    _cut_and_come_back(machines, job, 60)
-
-
-def _cut_and_come_back(machines: Machines, job: TinyJob, seconds: float) -> None:
+def test_hosts_without_a_link_for_a_minute_and_for_ten_seconds_are_used_again(machines: Machines, job: TinyJob) -> None:
     machines.all_train()
-    before = job.view()
-    node = sorted(job.nodes())[-1]
-    host = machines.host_of(node)
-    began = time.monotonic()
-    machines.cut(host)
-    job.until(lambda view: view.status == "RUNNING" and node not in job.nodes(), within_s=30)
-    job.trains_on(3)
-    (incident,) = job.incidents_since(before)
-    print(f"\nlink cut: pause {incident.pause_s} s, {incident.cause}: {incident.message}")
-    assert incident.cause == "node_lost"
-    time.sleep(max(0.0, seconds - (time.monotonic() - began)))
-    zombies = [pid for device, pid in _ranks(before).items() if device.startswith(f"{node}/")]
-    machines.join(host)
-    began = time.monotonic()
-    job.until(lambda _: node in machines.living(), within_s=90)
-    machines.all_train()
-    assert node in job.nodes()
-    print(f"used again {time.monotonic() - began:.1f} s after the link was back")
-    assert not set(zombies) & set(job.pids().values()), "its ranks of before had ended"
-    assert not [pid for pid in zombies if (found := identify(pid)) and found.is_alive]
+    long, short = (Outage.of(machines, node) for node in sorted(job.nodes())[-2:])
+    short.last(10)
+    long.last(60)
 
 
-def _ranks(view: JobView) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A host whose link is cut, and what ran there. The job has gone on without it."""
+
+    machines: Machines
+    node: str
+    host: int
+    zombies: tuple[int, ...]
+    began: float
+
+    @classmethod
+    def of(cls, machines: Machines, node: str) -> Outage:
+        job, before = machines.job, machines.job.view()
+        cut = cls(machines, node, machines.host_of(node), _ranks(before, node), time.monotonic())
+        machines.cut(cut.host)
+        job.until(lambda view: view.status == "RUNNING" and node not in job.nodes(), within_s=30)
+        job.trains_on(3)
+        (incident,) = job.incidents_since(before)
+        print(f"\nlink cut: pause {incident.pause_s} s, {incident.cause}: {incident.message}")
+        assert incident.cause == "node_lost"
+        return cut
+
+    def last(self, seconds: float) -> None:
+        """Until so many seconds after it began; the host is used again after that, with processes of its own."""
+        job, node = self.machines.job, self.node
+        time.sleep(max(0.0, self.began + seconds - time.monotonic()))
+        self.machines.join(self.host)
+        back = time.monotonic()
+        job.until(lambda _: node in self.machines.living(), within_s=90)
+        self.machines.all_train()
+        assert node in job.nodes()
+        print(f"used again {time.monotonic() - back:.1f} s after the link was back")
+        assert not set(self.zombies) & set(job.pids().values()), "its ranks of before had ended"
+        assert not [pid for pid in self.zombies if (found := identify(pid)) and found.is_alive]
+
+
+def _ranks(view: JobView, node: str) -> tuple[int, ...]:
+    """Their pids."""
     assert view.plan is not None
-    return {seat.device: seat.pid for seat in view.plan.seats if seat.pid}
+    return tuple(seat.pid for seat in view.plan.seats if seat.pid and seat.device.startswith(f"{node}/"))
 
 
 def test_a_host_that_no_longer_hears_another_does_not_stop_the_job(machines: Machines, job: TinyJob) -> None:

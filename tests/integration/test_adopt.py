@@ -33,7 +33,7 @@ def everstep(state_dir: Path, *args: object) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args], env=env)
 
 
-def a_job(folder: Path, steps: int = 60) -> JobSpec:
+def a_job(folder: Path, steps: int = 200) -> JobSpec:
     text = folder / "text.txt"
     text.write_text(TEXT * 400)
     spec = a_spec(train={"steps": steps, "micro_batches": 4, "micro_batch_size": 1, "sequence": 32}, heads=2, kv_heads=2)

@@ -1,35 +1,22 @@
-"""The API over a real port: commands in, projections out, every error a problem, streams that resume and end."""
+"""The API over a real port: jobs are submitted, looked at and ended; it says whether it is well."""
 
 from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Iterator
-from dataclasses import replace
-from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 import yaml
 
-from api.client import ApiError, Client, EventView, GapView, StepView, Unreachable
+from api.client import ApiError, Client, Unreachable
 from orchestrator.domain.checkpoint import CheckpointRef
-from orchestrator.domain.cluster import Node, NodeStatus
-from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Unavailable
 from orchestrator.domain.events import (
     CancelRequested,
     CheckpointNow,
-    CordonRequested,
-    NodeRequested,
-    ReleaseRequested,
-    ResizeRequested,
-    UncordonRequested,
 )
-from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import (
     Cancelled,
@@ -40,48 +27,18 @@ from orchestrator.domain.job import (
     Incident,
     Queued,
     Reforming,
-    Running,
     Succeeded,
 )
-from orchestrator.domain.quarantine import Quarantine, Standing
-from orchestrator.domain.size import Size
-from tests.desk import NOW, PlayedDesk, a_plan, first_generation
-from tests.served import Served, eventually, serve
+from tests.desk import NOW
+from tests.served import JOB, Served, running
 
 pytestmark = pytest.mark.timeout(120)
 PROBLEM = "application/problem+json"
-JOB = "job-1"
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with serve(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def http(served: Served) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=served.url, trust_env=False) as client:
-        yield client
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[Client]:
-    with Client(served.url, retry_s=2) as client:
-        yield client
 
 
 def a_file(**train: Any) -> dict[str, Any]:
     steps = {"steps": 100, "micro_batches": 4, "micro_batch_size": 2, "sequence": 64}
     return {"name": "byte-gpt", "program": "causal_lm", "data": {"files": ["{stdlib}"]}, "train": steps | train}
-
-
-def running(served: Served, steps: int = 0) -> None:
-    plan = a_plan()
-    served.desk.add(JOB)
-    served.desk.become(JOB, Running(generation=Generation(1), plan=plan), "running", "trains", **first_generation(plan))
-    for number in range(steps):
-        served.desk.step(JOB, loss=5.0 - number)
 
 
 # --- submitting ----------------------------------------------------------------------------------------------------------
@@ -176,108 +133,6 @@ def test_a_checkpoint_is_asked_for_while_the_job_is_not_over(served: Served, cli
         client.checkpoint_now(JOB)
 
 
-# --- every error is a problem --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "kind"),
-    [
-        ("GET", "/nope", 404, "no-such-route"),
-        ("GET", "/api/v1/jobs/job-x", 404, "not-found"),
-        ("GET", "/api/v1/jobs/job-x/events", 404, "not-found"),
-        ("GET", "/api/v1/jobs/job-x/metrics", 404, "not-found"),
-        ("GET", "/api/v1/jobs/job-x/logs", 404, "not-found"),
-        ("POST", "/api/v1/jobs/job-x:cancel", 404, "not-found"),
-        ("DELETE", "/api/v1/jobs", 405, "method"),
-        ("POST", "/api/v1/jobs/job-x:explode", 405, "method"),
-        ("GET", "/api/v1/jobs?limit=201", 422, "invalid"),
-        ("GET", "/api/v1/jobs?state=HAPPY", 422, "invalid"),
-        ("GET", "/api/v1/jobs/job-x/metrics?limit=x", 422, "invalid"),
-        ("POST", "/api/v1/jobs", 415, "content-type"),
-    ],
-)
-def test_every_error_is_a_problem_document(http: httpx2.Client, method: str, path: str, status: int, kind: str) -> None:
-    answer = http.request(method, path)
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == PROBLEM
-    problem = answer.json()
-    assert problem["type"] == f"urn:everstep:problem:{kind}"
-    assert problem["status"] == status and problem["title"] and problem["detail"] and problem["request_id"]
-
-
-def test_parameters_out_of_range_are_named(http: httpx2.Client) -> None:
-    errors = http.get("/api/v1/jobs?limit=201").json()["errors"]
-    assert errors[0]["field"] == "limit" and errors[0]["value"] == "201" and "200" in errors[0]["message"]
-
-
-def test_a_bug_is_a_problem_too_and_tells_nothing(served: Served, http: httpx2.Client) -> None:
-    served.desk.broken = RuntimeError("secret")
-    answer = http.get("/api/v1/jobs")
-    assert answer.status_code == 500 and answer.headers["content-type"] == PROBLEM
-    assert "secret" not in answer.text and answer.json()["request_id"]
-
-
-def test_a_store_that_cannot_be_reached_is_503_and_says_when_to_retry(served: Served, http: httpx2.Client) -> None:
-    served.desk.broken = Unavailable("the store does not answer; is Redis up?")
-    answer = http.get("/api/v1/jobs")
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json()["detail"] == "the store does not answer; is Redis up?"
-
-
-# --- who may ask ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost", 200),
-        ("LOCALHOST:9", 200),
-        ("127.0.0.1:8265", 200),
-        ("[::1]:8265", 200),
-        ("[::1]", 200),
-        ("evil.example", 400),
-        ("127.0.0.1.evil.example", 400),
-        ("localhost@evil.example", 400),
-        ("127.0.0.1:99999", 400),
-        ("localhost/x", 400),
-        ("", 400),
-    ],
-)
-def test_only_names_of_this_machine_are_answered(http: httpx2.Client, host: str, status: int) -> None:
-    answer = http.get("/healthz", headers={"Host": host})
-    assert answer.status_code == status
-    if status == 400:
-        assert answer.headers["content-type"] == PROBLEM and answer.json()["type"].endswith(":host")
-
-
-def test_a_request_without_a_host_is_refused(served: Served) -> None:
-    connection = HTTPConnection(served.url.removeprefix("http://"), timeout=5)
-    connection.putrequest("GET", "/healthz", skip_host=True)
-    connection.endheaders()
-    assert connection.getresponse().status == 400
-    connection.close()
-
-
-def test_a_page_of_another_origin_changes_nothing(served: Served, http: httpx2.Client) -> None:
-    running(served)
-    answer = http.post(f"/api/v1/jobs/{JOB}:cancel", headers={"Origin": "http://127.0.0.1:1"})
-    assert answer.status_code == 403 and answer.json()["type"].endswith(":origin")
-    assert not served.desk.asked
-    assert http.post(f"/api/v1/jobs/{JOB}:cancel", headers={"Origin": served.url}).status_code == 202
-
-
-def test_a_body_that_is_too_large_is_refused_with_or_without_a_length(served: Served, http: httpx2.Client) -> None:
-    headers = {"content-type": "application/json"}
-    assert http.post("/api/v1/jobs", content=b" " * (2 << 20), headers=headers).status_code == 413
-
-    def pieces() -> Iterator[bytes]:
-        for _ in range(20):
-            yield b" " * (1 << 17)
-
-    answer = http.post("/api/v1/jobs", content=pieces(), headers=headers)
-    assert answer.status_code == 413 and answer.headers["content-type"] == PROBLEM
-
-
 # --- looking -------------------------------------------------------------------------------------------------------------
 
 
@@ -343,7 +198,7 @@ def test_metrics_keep_a_step_that_was_run_again_under_its_generation(served: Ser
     assert list(client.all_metrics(JOB)) == steps
 
 
-# --- commands ------------------------------------------------------------------------------------------------------------
+# --- ending --------------------------------------------------------------------------------------------------------------
 
 
 def test_cancel_is_recorded_and_an_ended_job_refuses_it(served: Served, client: Client) -> None:
@@ -355,320 +210,6 @@ def test_cancel_is_recorded_and_an_ended_job_refuses_it(served: Served, client: 
     with pytest.raises(ApiError, match="is over \\(CANCELLED\\)") as caught:
         client.cancel(JOB)
     assert caught.value.status == 409
-
-
-def test_nodes_are_listed_and_added(served: Served, client: Client) -> None:
-    served.desk.set_nodes(Node(id=NodeId("node-1"), kind="H100", num_devices=2))
-    assert [(node.id, node.status) for node in client.nodes()] == [("node-1", "UP")]
-    client.add_node("B200", 4, {"rack": "r1"})
-    assert served.desk.asked == [NodeRequested(kind="B200", num_devices=4, labels={"rack": "r1"})]
-    with pytest.raises(ApiError, match="kind is 'B300': must be one of"):
-        client.add_node("B300")
-
-
-def test_nodes_are_kept_free_of_new_work_emptied_and_taken_away(served: Served, client: Client) -> None:
-    served.desk.set_nodes(*(Node(id=NodeId(f"node-{number}"), kind="H100", num_devices=2) for number in (1, 2, 3, 4)))
-    asked = [client.cordon_node("node-1"), client.drain_node("node-1"), client.remove_node("node-1", 2.5)]
-    assert [one.message.count("node-1") for one in asked] == [1, 1, 1]
-    cordon = CordonRequested(node=NodeId("node-1"))
-    drain = replace(cordon, drain=True)
-    assert served.desk.asked == [cordon, drain, replace(drain, remove=True, deadline_s=2.5)]
-    found = Cordon(node=NodeId("node-1"), since=NOW), Cordon(node=NodeId("node-2"), since=NOW, drains=True)
-    served.desk.write(cordons=(*found, Cordon(node=NodeId("node-3"), since=NOW, drains=True, is_empty=True)))
-    assert [node.scheduling for node in client.nodes()] == ["cordoned", "draining", "drained", "open"]
-    client.uncordon_node("node-1")
-    assert served.desk.asked[3:] == [UncordonRequested(node=NodeId("node-1"))]
-    with pytest.raises(ApiError, match="node-4 is not cordoned") as caught:
-        client.uncordon_node("node-4")
-    assert caught.value.status == 409
-    for ask in (client.cordon_node, client.uncordon_node, client.drain_node, client.remove_node):
-        with pytest.raises(ApiError, match="nodes: node-1, node-2, node-3, node-4") as caught:
-            ask("node-9")
-        assert caught.value.status == 404
-
-
-def test_a_job_is_resized_within_bounds_that_make_sense(served: Served, client: Client) -> None:
-    running(served)
-    client.resize(JOB, target=4, max_devices=8)
-    assert served.desk.asked == [ResizeRequested(job=JobId(JOB), size=Size(max_devices=8, target=4))]
-    served.desk.change(served.desk.record(JOB), size=Size(min_devices=2, max_devices=8, target=4))
-    assert client.job(JOB).size.target == 4
-    for wanted, words in (
-        ({"target": 9}, "target is 9, the job may have 2 to 8"),
-        ({"target": 1}, "target is 1"),
-        ({"target": 0, "min_devices": 9}, "max_devices is 8, below min_devices 9"),
-        ({}, "nothing is to be changed"),
-        ({"min_devices": 0}, "min_devices"),
-    ):
-        with pytest.raises(ApiError, match=words) as caught:
-            client.resize(JOB, **wanted)
-        assert caught.value.status == 422
-    assert len(served.desk.asked) == 1
-
-
-def test_devices_that_are_kept_out_are_shown_and_released(served: Served, client: Client) -> None:
-    served.desk.set_nodes(*(Node(id=NodeId(name), kind="H100", num_devices=2) for name in ("node-1", "node-2")))
-    held = Quarantine(
-        device=Device(NodeId("node-1"), 1),
-        reason="it differs",
-        since=NOW,
-        job=JobId(JOB),
-        strikes=2,
-        standing=Standing.HELD,
-    )
-    served.desk.write(quarantine=(held,))
-    first, second = client.nodes()
-    assert [(one.device, one.standing, one.strikes, one.job) for one in first.quarantine] == [("node-1/1", "held", 2, JOB)]
-    assert second.quarantine == ()
-    assert "node-1/1" in client.release_node("node-1").message
-    assert served.desk.asked == [ReleaseRequested(node=NodeId("node-1"))]
-    for name, status, words in (("node-2", 409, "nothing is held against"), ("node-9", 404, "nodes: node-1, node-2")):
-        with pytest.raises(ApiError, match=words) as caught:
-            client.release_node(name)
-        assert caught.value.status == status
-
-
-def test_faults_name_what_they_kill(served: Served, client: Client) -> None:
-    running(served)
-    up, lost = (Node(id=NodeId(name), kind="H100", num_devices=2) for name in ("node-1", "node-2"))
-    served.desk.set_nodes(up, replace(lost, status=NodeStatus.LOST))
-    client.kill_rank(JOB, 7)
-    client.kill_node("node-1")
-    assert [(item.fault, item.rank, item.node) for item in served.desk.asked if isinstance(item, FaultRequested)] == [
-        (FaultKind.KILL, 7, None),
-        (FaultKind.NODE_KILL, None, "node-1"),
-    ]
-    for call, status, words in (
-        (lambda: client.kill_rank(JOB, 8), 422, "must be 0..7 in generation 1"),
-        (lambda: client.kill_rank("job-x", 0), 404, "there is no job job-x"),
-        (lambda: client.kill_node("node-9"), 404, "nodes: node-1, node-2"),
-        (lambda: client.kill_node("node-2"), 409, "is LOST already"),
-    ):
-        with pytest.raises(ApiError, match=words) as caught:
-            call()
-        assert caught.value.status == status
-
-
-def test_a_fault_has_an_id_by_which_its_verdict_is_found(served: Served, client: Client) -> None:
-    running(served)
-    accepted = client.inject({"kind": "kill", "job": JOB, "stage": 1, "at": "after_vote", "step": 9, "seed": 4})
-    (asked,) = [item for item in served.desk.asked if isinstance(item, FaultRequested)]
-    assert asked == FaultRequested(
-        fault=FaultKind.KILL, job=JobId(JOB), stage=1, at="after_vote", step=Step(9), seed=4, id=accepted.fault
-    )
-    assert client.faults(JOB) == []
-    injected = Injected(id=accepted.fault, asked=asked, asked_at=NOW, verdict=Verdict.RECOVERED, pause_s=0.2)
-    served.desk.change(served.desk.record(JOB), injected=(injected,))
-    (shown,) = client.faults(JOB)
-    assert (shown.id, shown.kind, shown.at, shown.verdict, shown.pause_s) == (
-        accepted.fault, "kill", "after_vote", "recovered", 0.2
-    )  # fmt: skip
-    assert shown.asked == {
-        "fault": "kill",
-        "job": JOB,
-        "stage": 1,
-        "at": "after_vote",
-        "step": 9,
-        "exit_code": 1,
-        "seed": 4,
-    }
-    with pytest.raises(ApiError, match="there is no job job-x"):
-        client.faults("job-x")
-
-
-def test_faults_are_refused_unless_enabled_and_the_refusal_says_how(tmp_path: Path) -> None:
-    with serve(tmp_path, chaos=False) as served, Client(served.url) as client:
-        running(served)
-        with pytest.raises(ApiError, match="everstep up --chaos") as caught:
-            client.kill_rank(JOB, 0)
-        assert caught.value.status == 403 and not served.desk.asked
-
-
-# --- event streams -------------------------------------------------------------------------------------------------------
-
-
-def test_a_stream_tells_history_and_steps_in_order_and_ends_after_the_terminal_event(
-    served: Served, client: Client
-) -> None:
-    running(served, steps=2)
-    seen: list[Any] = []
-    reader = threading.Thread(target=lambda: seen.extend(client.events(JOB)))
-    reader.start()
-    eventually(lambda: len(seen) == 3)
-    served.desk.step(JOB, loss=3.0)
-    served.desk.become(JOB, Succeeded(at=NOW), "ended", "all steps are committed")
-    reader.join(5)
-    assert not reader.is_alive()
-    assert [item.id for item in seen] == ["1", "2", "3", "4", "5"]
-    assert [type(item) for item in seen] == [EventView, StepView, StepView, StepView, EventView]
-    assert seen[-1].status == "SUCCEEDED"
-    eventually(lambda: served.desk.readers == 0)
-
-
-def test_a_reader_resumes_after_its_last_id(served: Served, http: httpx2.Client) -> None:
-    running(served, steps=3)
-    with http.stream("GET", f"/api/v1/jobs/{JOB}/events", headers={"Last-Event-ID": "2"}) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert answer.headers["cache-control"] == "no-cache" and answer.headers["x-accel-buffering"] == "no"
-        events = (event for event in httpx2.EventSource(answer) if event.data)
-        assert [next(events).id for _ in range(2)] == ["3", "4"]
-
-
-def test_a_reader_that_fell_behind_is_told_of_the_gap(tmp_path: Path) -> None:
-    with serve(tmp_path, desk=PlayedDesk(history_cap=1, steps_cap=2)) as served, Client(served.url) as client:
-        running(served, steps=4)
-        served.desk.become(JOB, Succeeded(at=NOW), "ended", "done")
-        seen = list(client.events(JOB))
-        gaps = [item.resumes_at for item in seen if isinstance(item, GapView)]
-        assert gaps == ["4", "6"], "one of the steps, one of the history"
-        assert [item.id for item in seen if not isinstance(item, GapView)] == ["4", "5", "6"]
-        assert [type(item) for item in client.history(JOB)] == [GapView, EventView]
-
-
-def test_an_id_that_is_none_is_refused_before_the_stream_begins(served: Served, http: httpx2.Client) -> None:
-    running(served)
-    answer = http.get(f"/api/v1/jobs/{JOB}/events", headers={"Last-Event-ID": "what", "Accept": "text/event-stream"})
-    assert answer.status_code == 422 and answer.headers["content-type"] == PROBLEM
-
-
-def test_a_reader_that_had_seen_the_end_is_told_not_to_come_back(
-    served: Served, http: httpx2.Client, client: Client
-) -> None:
-    running(served)
-    served.desk.become(JOB, Succeeded(at=NOW), "ended", "done")
-    headers = {"Last-Event-ID": "2", "Accept": "text/event-stream"}
-    assert http.get(f"/api/v1/jobs/{JOB}/events", headers=headers).status_code == 204
-    assert list(client.events(JOB, after="2")) == []
-    assert [event.id for event in client.events(JOB, after="1")] == ["2"]
-
-
-def test_a_stream_ends_when_the_job_is_over_even_without_a_terminal_event(served: Served, http: httpx2.Client) -> None:
-    running(served)
-    served.desk.change(served.desk.record(JOB), state=Succeeded(at=NOW))
-    assert "trains" in http.get(f"/api/v1/jobs/{JOB}/events", headers={"Accept": "text/event-stream"}).text
-
-
-def test_a_quiet_stream_pings(served: Served, http: httpx2.Client) -> None:
-    running(served)
-    with http.stream("GET", f"/api/v1/jobs/{JOB}/events") as answer:
-        text = ""
-        for piece in answer.iter_text():
-            text += piece
-            if ": ping" in text:
-                break
-
-
-@pytest.mark.parametrize("is_busy", [False, True])
-def test_a_client_that_leaves_frees_its_stream(served: Served, http: httpx2.Client, is_busy: bool) -> None:
-    running(served)
-    with http.stream("GET", f"/api/v1/jobs/{JOB}/events") as answer:
-        chunks = answer.iter_bytes()
-        next(chunks)
-        eventually(lambda: served.desk.readers == 1)
-    deadline = time.monotonic() + 2
-    while served.desk.readers and time.monotonic() < deadline:
-        if is_busy:
-            served.desk.step(JOB, loss=1.0)
-        time.sleep(0.01)
-    assert served.desk.readers == 0
-    assert "everstep_event_stream_clients 0.0" in http.get("/metrics").text
-
-
-def test_the_server_ends_within_seconds_though_streams_are_open(served: Served) -> None:
-    running(served)
-    clients = [httpx2.Client(base_url=served.url, trust_env=False) for _ in range(3)]
-    streams = [client.stream("GET", f"/api/v1/jobs/{JOB}/events") for client in clients]
-    # Kept: an abandoned iterator would close its connection.
-    open_chunks = [stream.__enter__().iter_bytes() for stream in streams]
-    for chunks in open_chunks:
-        next(chunks)
-    eventually(lambda: served.desk.readers == 3)
-    assert served.stop() <= 5
-    assert served.desk.readers == 0
-    for client in clients:
-        client.close()
-
-
-def test_the_sdk_goes_on_where_it_was_when_the_server_comes_back(tmp_path: Path) -> None:
-    seen: list[Any] = []
-    with serve(tmp_path) as first:
-        running(first, steps=2)
-        with Client(first.url, retry_s=10) as client:
-            reader = threading.Thread(target=lambda: seen.extend(client.events(JOB)))
-            reader.start()
-            eventually(lambda: first.desk.readers == 1)
-            port = int(first.url.rpartition(":")[2])
-            first.stop()
-            first.desk.step(JOB, loss=1.0)
-            first.desk.become(JOB, Succeeded(at=NOW), "ended", "done")
-            with serve(tmp_path, port=port, desk=first.desk):
-                reader.join(15)
-                assert not reader.is_alive()
-    assert [item.id for item in seen] == ["1", "2", "3", "4", "5"]
-
-
-def test_events_as_json_are_the_history_alone(served: Served, http: httpx2.Client) -> None:
-    running(served, steps=2)
-    served.desk.tell(JOB, "checkpoint", "checkpoint of step 2 is committed")
-    by_header = http.get(f"/api/v1/jobs/{JOB}/events", headers={"Accept": "application/json"}).json()
-    assert [(item["id"], item["type"]) for item in by_header] == [("1", "running"), ("4", "checkpoint")]
-    assert http.get(f"/api/v1/jobs/{JOB}/events?since=1&limit=10").json() == by_header[1:]
-
-
-# --- logs ----------------------------------------------------------------------------------------------------------------
-
-
-def test_logs_are_read_by_rank_device_tail_and_offset(served: Served, client: Client) -> None:
-    running(served)
-    path = served.write_log(JOB, "node-1/1", "one\ntwo\nthree\n")
-    served.write_log(JOB, "node-2/0", "other\n")
-    by_rank = client.logs(JOB, rank=1)
-    assert (by_rank.text, by_rank.device, by_rank.next_offset) == ("one\ntwo\nthree\n", "node-1/1", 14)
-    assert client.logs(JOB, device="node-1/1", tail=2).text == "two\nthree\n"
-    assert client.logs(JOB).device == "node-1/1", "the first rank that has one"
-    with path.open("ab") as file:
-        file.write("ä".encode()[:1])
-    more = client.logs(JOB, rank=1, offset=14)
-    assert (more.text, more.next_offset) == ("", 14), "half a character is left for later"
-    with path.open("ab") as file:
-        file.write("ä".encode()[1:] + b"\n")
-    assert client.logs(JOB, rank=1, offset=14).text == "ä\n"
-
-
-def test_the_log_of_a_failed_job_is_of_the_rank_that_failed(served: Served, client: Client) -> None:
-    running(served)
-    served.write_log(JOB, "node-1/0", "fine\n")
-    served.write_log(JOB, "node-2/0", "boom\n")
-    failed = Failed(at=NOW, message="raised", device=Device(NodeId("node-2"), 0))
-    served.desk.become(JOB, failed, "ended", "raised")
-    assert client.logs(JOB).text == "boom\n"
-
-
-def test_logs_never_leave_the_jobs_own_folder(served: Served, client: Client, tmp_path: Path) -> None:
-    running(served)
-    log = served.write_log(JOB, "node-1/0", "mine\n")
-    secret = tmp_path / "secret-0.log"
-    secret.write_text("secret")
-    (log.parent / "node-1-1.log").symlink_to(secret)
-    for device in ("../../secret/0", "node-1/1", "/etc/0", "node-1/x", "../../../secret/0"):
-        with pytest.raises(ApiError) as caught:
-            client.logs(JOB, device=device)
-        assert caught.value.status in (404, 422)
-
-
-def test_a_log_larger_than_one_answer_comes_in_pieces(served: Served, client: Client) -> None:
-    running(served)
-    text = "".join(f"line {number}\n" for number in range(200_000))
-    served.write_log(JOB, "node-1/0", text)
-    last = client.logs(JOB, rank=0).text
-    assert len(last) <= 1 << 20 and text.endswith(last) and last.startswith("line ")
-    pieces, offset = [], 0
-    while chunk := client.logs(JOB, rank=0, offset=offset):
-        if not chunk.text:
-            break
-        pieces.append(chunk.text)
-        offset = chunk.next_offset
-    assert "".join(pieces) == text
 
 
 # --- health --------------------------------------------------------------------------------------------------------------
@@ -728,10 +269,8 @@ def test_the_sdk_waits_out_a_store_that_is_away_for_a_moment(served: Served, cli
 
 
 def test_the_sdk_gives_up_on_a_server_that_is_not_there() -> None:
-    began = time.monotonic()
     with (
         Client("http://127.0.0.1:9", retry_s=0.3) as client,
         pytest.raises(Unreachable, match=r"no answer from http://127\.0\.0\.1:9"),
     ):
         client.jobs()
-    assert time.monotonic() - began < 3

@@ -10,48 +10,55 @@ from pathlib import Path
 import pytest
 
 from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.events import CancelRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.ids import Step
-from orchestrator.domain.job import Cause, Succeeded
+from orchestrator.domain.job import Cancelled, Cause, Running
 from orchestrator.domain.spec import CheckpointSpec, JobSpec, ParallelSpec
-from tests.jobs import a_job, largest_gap
+from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 from tests.saved import save, state_of
 
 pytestmark = pytest.mark.timeout(180)
+EVERY = 20
+"""Steps: enough for a busy disk to have written one checkpoint well before the next is due."""
 
 
 def test_training_goes_back_to_a_checkpoint_that_can_be_read_and_is_what_was_saved(tmp_path: Path) -> None:
     """One rank alone: whatever it held is lost with it."""
-    spec = a_job(steps=44)
+    spec = a_job(steps=ENDLESS)
     spec = replace(
         spec,
         parallel=ParallelSpec(tp=1, pp=1, dp=1),
-        checkpoint=CheckpointSpec(every=8, keep_last=3),
+        checkpoint=CheckpointSpec(every=EVERY, keep_last=3),
         recovery=replace(spec.recovery, mirrors=0),
     )
 
     async def scenario() -> None:
         async with a_rig(tmp_path, num_nodes=1, num_devices=1) as rig:
             kill = FaultRequested(fault=FaultKind.KILL, job=JOB, rank=0, beyond_mirrors=True)
-            damage = {18: _damaged, 34: _forged}
+            damage = [_damaged, _forged]
 
             async def disturb(step: int) -> None:
-                if do := damage.pop(step, None):
-                    record = await rig.store.get(JOB)
-                    assert record.checkpoint is not None
-                    do(spec, record.checkpoint)
+                record = await rig.store.get(JOB)
+                told = [entry.type for entry in rig.history]
+                if not isinstance(record.state, Running) or told.count("checkpoint_proven") < 2 - len(damage):
+                    return
+                if not damage:
+                    await rig.store.command(CancelRequested(job=JOB))
+                elif record.older and record.checkpoint is not None and 0 < step - record.checkpoint.step < EVERY / 2:
+                    # The newest has just been committed: none comes between the damage and the kill.
+                    damage.pop(0)(spec, record.checkpoint)
                     await rig.store.command(kill)
 
             job = await rig.run(spec, disturb)
-            assert isinstance(job.state, Succeeded), job.state
+            assert isinstance(job.state, Cancelled), job.state
             told = [(entry.type, entry.step) for entry in rig.history if entry.type.startswith("checkpoint_")]
             assert [kind for kind, _ in told].count("checkpoint_distrusted") == 2
             assert [kind for kind, _ in told].count("checkpoint_proven") == 2
             causes = [incident.fault.cause for incident in job.incidents]
             assert causes.count(Cause.CHECKPOINT) >= 1, causes
-            assert job.committed == Step(44) and job.distrusted == 0
-            assert largest_gap(rig.losses, spec) <= 1e-5
+            assert job.distrusted == 0
+            assert largest_gap(rig.losses, spec, len(rig.losses)) <= 1e-5
 
     asyncio.run(scenario())
 

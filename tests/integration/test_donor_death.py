@@ -7,11 +7,11 @@ import multiprocessing
 import os
 import signal
 import socket
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -56,12 +56,14 @@ class Ranks:
         self.processes: dict[Device, Any] = {}
         self._context, self._listeners = context, listeners
         self._tokens = load(SPEC.data)
+        self._voting = context.Semaphore(0)
+        """Raised by whoever enters a vote."""
         for device in devices:
             self.start(device)
 
     def start(self, device: Device) -> None:
         self.ends[device], there = self._context.Pipe()
-        args = (device, self._listeners[device], there, self._tokens)
+        args = (device, self._listeners[device], there, self._tokens, self._voting)
         self.processes[device] = self._context.Process(target=_rank, args=args, daemon=True)
         self.processes[device].start()
         there.close()
@@ -72,6 +74,8 @@ class Ranks:
         """What members and donors say afterwards. Nothing from the doomed, which die of SIGKILL: a donor when so many of
         its messages have left, a member when it has everything and the others may lack something for all it knows."""
         doomed = doomed or {}
+        while self._voting.acquire(block=False):
+            pass  # votes of the generation before
         for device in self.living & {*form.plan.devices, *form.donors}:
             self.ends[device].send((form, last, doomed.get(device)))
         said = {}
@@ -106,7 +110,7 @@ def ranks(devices: tuple[Device, ...]) -> Iterator[Ranks]:
             listener.close()
 
 
-def _rank(me: Device, listener: socket.socket, end: Connection, tokens: torch.Tensor) -> None:
+def _rank(me: Device, listener: socket.socket, end: Connection, tokens: torch.Tensor, voting: Any) -> None:
     gc.freeze()
     relayout.MESSAGE = MESSAGE
     profile = PROGRAM.describe(SPEC)
@@ -139,8 +143,10 @@ def _rank(me: Device, listener: socket.socket, end: Connection, tokens: torch.Te
                 seat = form.plan.seat_of[me]
                 session = Session(profile=profile, seat=seat, mirrors=1, backend="links", **common)
                 session.open()
-                if dies_after is not None:
-                    session.vote = _die_later  # type: ignore[method-assign]
+                if dies_after is None:
+                    session.vote = partial(_say_and_vote, voting, session.vote)  # type: ignore[method-assign]
+                else:
+                    session.vote = partial(_die_in_the_vote, voting, len(form.plan.devices) - 1)  # type: ignore[method-assign]
                 trainer.restore(session, form)
                 answers = [trainer.step(session, Step(step)) for step in range(form.committed + 1, last + 1)]
         except Exception as problem:
@@ -164,10 +170,17 @@ def _die_after(donation: Donation, rounds: int) -> None:
     donation.post = counted  # type: ignore[method-assign]
 
 
-def _die_later(_: torch.Tensor) -> torch.Tensor:
-    time.sleep(1.0)  # the others have received everything by then, and wait for this rank's vote
+def _die_in_the_vote(voting: Any, others: int, *_: Any) -> torch.Tensor:
+    """Once the others have received everything, and wait for this rank's vote."""
+    for _ in range(others):
+        assert voting.acquire(timeout=60), "somebody does not vote"
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")
+
+
+def _say_and_vote(voting: Any, vote: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
+    voting.release()
+    return vote(*given)
 
 
 def shrunk(reports: Mapping[Device, RankReport], closed: int, step: int, plans: Mapping[Generation, Plan]) -> RestorePlan:

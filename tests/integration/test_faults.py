@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.domain.events import CancelRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
-from orchestrator.domain.job import Cancelled, Running
+from orchestrator.domain.job import Cancelled, JobRecord, Running
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 
@@ -42,29 +42,32 @@ ENDS_A_GENERATION = {FaultKind.RAISE, FaultKind.EXIT, FaultKind.ZYGOTE_KILL, Fau
 
 
 def test_every_kind_is_carried_out_judged_and_survived(tmp_path: Path) -> None:
-    """One after another, each once the one before has been judged or its victims are in use again."""
+    """One after another, each once the one before has been judged or its victims are in use again; what came while the job
+    was growing again, and was refused, is asked for once more."""
     spec = a_job(steps=ENDLESS)
-    asked: list[int] = []
+    num_asked = 0
 
     async def scenario() -> None:
         async with a_rig(tmp_path, num_nodes=4, num_devices=2) as rig:
 
             async def disturb(step: int) -> None:
+                nonlocal num_asked
                 record = await rig.store.get(JOB)
-                if step < 3 or not isinstance(record.state, Running) or len(record.injected) != len(asked):
+                if step < 3 or not isinstance(record.state, Running) or len(record.injected) != num_asked:
                     return
-                if record.injected and not _is_through(record.injected[-1]):
+                taken = _taken(record)
+                if taken and not _is_through(taken[-1]):
                     return
-                if len(asked) < len(FAULTS):
-                    asked.append(step)
-                    await rig.store.command(FAULTS[len(asked) - 1])
+                if len(taken) < len(FAULTS):
+                    num_asked += 1
+                    await rig.store.command(FAULTS[len(taken)])
                 elif step > record.incidents[-1].committed + STEPS_AFTER:
                     await rig.store.command(CancelRequested(job=JOB))
 
             job = await rig.run(spec, disturb)
             assert isinstance(job.state, Cancelled), job.state
-            assert len(job.injected) == len(FAULTS)
-            for one in job.injected:
+            assert [one.asked.fault for one in _taken(job)] == [asked.fault for asked in FAULTS]
+            for one in _taken(job):
                 print(one.asked.fault, one.message, one.cause, one.detected_s, one.pause_s, one.verdict, one.why)
                 assert one.carried_out_at is not None, one
                 assert MESSAGES.get(one.asked.fault, "") in one.message, one
@@ -74,6 +77,10 @@ def test_every_kind_is_carried_out_judged_and_survived(tmp_path: Path) -> None:
             assert largest_gap(rig.losses, spec, len(rig.losses)) <= 1e-5
 
     asyncio.run(scenario())
+
+
+def _taken(record: JobRecord) -> list[Injected]:
+    return [one for one in record.injected if one.verdict is not Verdict.REFUSED]
 
 
 def _is_through(one: Injected) -> bool:

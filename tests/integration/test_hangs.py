@@ -14,8 +14,8 @@ import pytest
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Cause, Succeeded
 from orchestrator.domain.spec import ParallelSpec
-from tests.integration.test_supervisor import JOB, a_rig
 from tests.jobs import a_job, largest_gap
+from tests.rig import JOB, a_rig
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -26,6 +26,9 @@ from worker.parallel.world import enter_world, leave_world
 
 pytestmark = pytest.mark.timeout(120)
 
+AT_ONCE_S = 5.0
+"""On any machine; every limit that could end a wait here instead is at least twice as long."""
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
 LENGTHS = (0, 1, 3, 1000, 40_001)
 """The last is cut into parts by all_reduce, and unevenly."""
@@ -217,7 +220,7 @@ def test_abort_leaves_every_operation_at_once(what: str) -> None:
         for rank in (1, 2):
             ranks.pipes[rank].send("done")
             ranks.receive(rank)
-    assert left < 0.5
+    assert left < AT_ONCE_S
 
 
 def transfer(child: Child, role: str, how: str) -> Any:
@@ -258,7 +261,7 @@ def test_a_peer_killed_inside_256_mib_is_seen_at_once(role: str) -> None:
         killed = ranks.kill(1)
         name, rank, at = ranks.receive(0, 10)
     assert (name, rank) == ("PeerLost", 1)
-    assert at - killed < 0.5
+    assert at - killed < AT_ONCE_S
 
 
 @pytest.mark.parametrize("role", ["send", "recv", "allreduce", "exchange"])
@@ -268,7 +271,7 @@ def test_an_abort_inside_256_mib_leaves_at_once(role: str) -> None:
         aborted = ranks.receive(0, 10)
         name, _, at = ranks.receive(0, 10)
     assert name == "Aborted"
-    assert at - aborted < 0.5
+    assert at - aborted < AT_ONCE_S
 
 
 def lose_or_leave(child: Child, how: str) -> str:
@@ -444,7 +447,7 @@ def test_abort_ends_forming_at_once(listeners: list[socket.socket]) -> None:
             peers=[Rank(0), Rank(2)],
             timeout_s=10,
         )
-    assert time.monotonic() - at[0] < 0.5
+    assert time.monotonic() - at[0] < AT_ONCE_S
     timer.join()
     links.close()
 

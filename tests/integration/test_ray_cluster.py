@@ -150,13 +150,15 @@ def test_nobody_without_the_token_is_let_in(nodes: LocalNodes) -> None:
         text=True,
         env=clean,
     ) as tried:
-        try:
-            said, complained = tried.communicate(timeout=12)
-        except subprocess.TimeoutExpired:
-            tried.kill()
-            said, complained = tried.communicate()
+        assert tried.stdout is not None and tried.stderr is not None
+        complained = ""
+        # It would go on trying for a minute; what it says when it is let in ends the wait, too.
+        while not (is_refused := "unauthenticated" in complained.lower()) and (line := tried.stderr.readline()):
+            complained += line
+        tried.kill()
+        said = tried.stdout.read()
     assert "LET IN" not in said
-    assert "auth" in complained.lower() or "token" in complained.lower(), complained[-2000:]
+    assert is_refused, complained[-2000:]
     assert nodes.environment.token_file.stat().st_mode & 0o777 == 0o600
 
 
@@ -315,12 +317,8 @@ def test_killed_node_is_noticed_without_its_provider(nodes: LocalNodes) -> None:
     asyncio.run(test())
 
 
-def test_idle_cluster_costs_little(nodes: LocalNodes) -> None:
+def test_an_idle_cluster_has_few_processes(nodes: LocalNodes) -> None:
     ours = [psutil.Process(process.pid) for process in marked({CLUSTER_MARK: nodes.environment.cluster})]
-    before = sum(sum(process.cpu_times()[:2]) for process in ours)
-    time.sleep(5)
-    used = sum(sum(process.cpu_times()[:2]) for process in ours) - before
-    print(f"\nidle: {100 * used / 5:.1f} % of one core over {len(ours)} processes")
     assert len(ours) <= 1 + 3 * (1 + len(nodes.registry().nodes)), [process.cmdline()[:2] for process in ours]
 
 

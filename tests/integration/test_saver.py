@@ -26,7 +26,7 @@ from orchestrator.domain.protocol import (
     ShardSaved,
 )
 from orchestrator.domain.spec import CheckpointSpec, JobSpec
-from tests.integration.test_host import DEVICES, NODES, Supervisor, a_job, is_running, running, supervised
+from tests.hosted import DEVICES, NODES, Supervisor, a_job, is_running, running, supervised
 from worker.checkpoint import saver
 
 pytestmark = pytest.mark.timeout(120)

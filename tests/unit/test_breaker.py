@@ -235,6 +235,22 @@ def test_what_a_process_does_to_itself_is_told_from_what_is_done_to_it(
     assert (fault.signature, fault.is_external) == (signature, is_external)
 
 
+@pytest.mark.parametrize(
+    ("exited", "how"),
+    [
+        (
+            lambda: _exited(message="did not leave generation 3 within 0.5 s"),
+            "SIGKILL: did not leave generation 3 within 0.5 s",
+        ),
+        (lambda: _exited(message="killed by SIGKILL"), "(pid 1) was killed by SIGKILL"),
+        (lambda: _exited(fault_point="in_vote of step 4", message="killed at fault point in_vote"), "in_vote of step 4"),
+    ],
+)
+def test_why_a_host_killed_a_rank_is_said(exited: Callable[[], RankExited], how: str) -> None:
+    fault = exit_fault(exited(), 0.0)
+    assert fault.message.endswith(how) and fault.is_external
+
+
 # --- a network that breaks every connection ------------------------------------------------------------------------------
 
 

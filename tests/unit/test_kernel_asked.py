@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from orchestrator.domain.effects import CallHost
-from orchestrator.domain.events import CheckpointNow
-from orchestrator.domain.protocol import SaveSoon
+from orchestrator.domain.events import CheckpointFailed, CheckpointNow, DeadlinePassed
+from orchestrator.domain.ids import Step
+from orchestrator.domain.protocol import SaveSoon, ShardNotSaved
+from orchestrator.supervisor.asked import MAX_TRIES
+from orchestrator.supervisor.deadlines import MAX_SAVE_AGAIN_S, SAVE_AGAIN_S, deadlines
 from tests.builders import JOB, Bench, a_report, a_spec
 
 
@@ -27,3 +30,62 @@ def test_a_checkpoint_that_is_asked_for_early_is_made_as_soon_as_the_job_trains(
     assert not bench.calls(SaveSoon)
     bench.probed().planned().opened().prepared().ready()
     assert len([e for e in bench.effects.values() if isinstance(e, CallHost) and isinstance(e.request, SaveSoon)]) == 1
+
+
+def an_asked_one() -> Bench:
+    bench = Bench(spec=a_spec(tp=1, pp=1, dp=2, every=0)).running().passed(1).tell(CheckpointNow(job=JOB))
+    assert len(bench.calls(SaveSoon)) == 1
+    return bench
+
+
+def not_saved(bench: Bench, step: int) -> Bench:
+    for device in bench.plan.devices:
+        event = ShardNotSaved(device=device, generation=bench.record.generation, step=Step(step), message="no space left")
+        bench.said(device.node, event)
+    return bench
+
+
+def again_s(bench: Bench) -> tuple[str, float]:
+    ((key, seconds),) = [(k, s) for k, s in deadlines(bench.record).items() if k.startswith("save_again")]
+    return key, seconds
+
+
+def test_one_that_could_not_be_made_is_told_again_after_longer_and_longer_and_said_each_time() -> None:
+    bench = an_asked_one().passed(2)
+    waited = []
+    for failures in range(1, MAX_TRIES):
+        step = 2 * failures
+        not_saved(bench, step)
+        assert bench.history[-1].type == "checkpoint_late" and "no space left" in bench.history[-1].message
+        assert not bench.passed(step + 1).calls(SaveSoon), "not at once"
+        key, seconds = again_s(bench)
+        waited.append(seconds)
+        bench.tell(DeadlinePassed(job=JOB, key=key))
+        assert [order.generation for _, order in bench.calls(SaveSoon)] == [1], "the same generation"
+        bench.passed(step + 2)
+    assert waited[:3] == [SAVE_AGAIN_S, 2 * SAVE_AGAIN_S, 4 * SAVE_AGAIN_S] and waited[-1] == MAX_SAVE_AGAIN_S
+    assert bench.said_to_people().count("checkpoint_late") == MAX_TRIES - 1, "once a step, whoever could not"
+    not_saved(bench, 2 * MAX_TRIES)
+    assert "given up" in bench.history[-1].message and bench.record.save_asked is None
+    bench.tell(CheckpointNow(job=JOB))
+    assert len(bench.calls(SaveSoon)) == 1 and bench.record.save_failures == 0
+
+
+def test_a_manifest_that_cannot_be_written_counts_and_a_checkpoint_that_is_made_ends_it() -> None:
+    bench = an_asked_one().passed(2).saved(2)
+    bench.tell(CheckpointFailed(job=JOB, step=Step(2), message="read-only file system"))
+    key, _ = again_s(bench)
+    bench.tell(DeadlinePassed(job=JOB, key=key)).passed(3, 4).saved(4).checkpoint(4)
+    assert bench.record.save_asked is None and bench.record.save_failures == 0 and not bench.record.save_rests
+
+
+def test_the_next_generation_is_told_at_once_and_another_step_on_its_way_is_waited_for() -> None:
+    bench = an_asked_one().passed(2)
+    device = bench.plan.devices[1]
+    not_saved(bench.saved(2, device), 3)
+    assert not bench.record.save_rests, "step 2 may still become one"
+    not_saved(bench, 2)
+    assert bench.record.save_rests
+    bench.exited(device)
+    bench.all_report(lambda other: a_report(other, generation=1, voted=3, held=3)).planned().prepared().ready()
+    assert [order.generation for _, order in bench.calls(SaveSoon)] == [2] and not bench.record.save_rests

@@ -20,7 +20,7 @@ from orchestrator.domain.protocol import (
 )
 from orchestrator.domain.sight import Phase, RankSight, Traffic
 from orchestrator.supervisor.deadlines import BAR_S, LOOK_S, MAX_BAR_S, deadlines
-from orchestrator.supervisor.stalling import FORGOTTEN_S, LOOK_AGAIN_S, SILENT_STEPS, SILENT_STILL_S
+from orchestrator.supervisor.stalling import FORGOTTEN_S, LOOK_AGAIN_S, MAX_BAD_ENDS, SILENT_STEPS, SILENT_STILL_S
 from tests.builders import JOB, Bench, a_report, a_spec
 
 N0, N1, N2, N3 = (NodeId(f"n{number}") for number in range(4))
@@ -375,6 +375,23 @@ def test_each_time_it_is_kept_out_for_longer_until_an_operator_releases_it() -> 
         assert found == seconds
     bench.tell(ReleaseRequested(node=bad))
     assert not bench.record.barred and not bench.record.bad_ends
+
+
+def test_how_often_it_was_given_up_is_forgotten_like_a_lost_link_and_kept_of_so_many_nodes() -> None:
+    bench = trained()
+    gone = [NodeId(f"gone-{number}") for number in range(MAX_BAD_ENDS + 5)]
+    before = {node: 9 for node in gone}
+    bench.kernel = replace(bench.kernel, jobs={JOB: replace(bench.record, bad_ends=before, links_lost_at=bench.now)})
+    bad = one_end_given_up(bench)
+    assert dict(bench.record.bad_ends) == {**dict.fromkeys(gone[6:], 9), bad: 1}, "the oldest are forgotten"
+    bench.planned()
+    bench.host_closed(bad)
+    bench.recovered()
+    bench.now += FORGOTTEN_S
+    bench.kernel = replace(bench.kernel, jobs={JOB: replace(bench.record, barred=frozenset(gone[-1:]))})
+    lost_anew = lost_link(bench, 0, 5)
+    answer(answer(stalled(bench, N0, lost_anew), lost_anew), lost_anew)
+    assert bench.record.bad_ends == {gone[-1]: 9}, "how long its bar lasts is told by it"
 
 
 def test_a_circle_found_twice_fails_the_job_and_kills_nobody() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from functools import wraps
 
 from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
 from orchestrator.domain.protocol import Envelope, HostOpened, RankExited, RankFinished, StepsPassed
-from worker.outbox import FLUSH_S, MAX_ANSWERS, Outbox
+from worker.outbox import MAX_ANSWERS, Outbox
 
 DEVICE = Device(NodeId("n0"), 0)
 
@@ -44,12 +43,10 @@ def told(batch: tuple[Envelope, ...]) -> list[object]:
 @on_a_loop
 async def test_an_urgent_event_wakes_a_waiting_fetch_at_once() -> None:
     outbox = Outbox()
-    waiting = asyncio.ensure_future(outbox.fetch(0, 5.0))
+    waiting = asyncio.ensure_future(outbox.fetch(0, 600.0))
     await asyncio.sleep(0)
-    began = time.monotonic()
     outbox.add(HostOpened(seconds=1.0))
     assert told(await waiting) == ["HostOpened"]
-    assert time.monotonic() - began < 1.0
 
 
 @on_a_loop
@@ -75,9 +72,7 @@ async def test_passed_steps_wait_for_the_flush_and_travel_together() -> None:
     outbox = Outbox()
     passed(outbox, 1, 1, 2, 3)
     assert await outbox.fetch(0, 0) == ()
-    began = time.monotonic()
-    assert told(await outbox.fetch(0, 5.0)) == [[1, 2, 3]]
-    assert time.monotonic() - began < FLUSH_S + 1.0
+    assert told(await outbox.fetch(0, 600.0)) == [[1, 2, 3]]
 
 
 @on_a_loop

@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,8 +29,7 @@ from orchestrator.domain.checkpoint import ShardRef
 from orchestrator.domain.ids import Generation
 from orchestrator.domain.protocol import HostEvent, OpenHost, ShardNotSaved, ShardSaved
 
-from ..keeper import of_one_thread
-from ..logs import open_log
+from ..child import start
 from ..processes import look_at
 from .custody import Custody
 from .slot import Slot
@@ -152,31 +150,8 @@ class Dispatch:
     # --- its process ------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setblocking(False)
-        order = os.memfd_create("everstep-order", os.MFD_CLOEXEC)
-        log = open_log(self._log)
-        try:
-            os.write(order, codec.dumps(self._order))
-            os.lseek(order, 0, os.SEEK_SET)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "worker.checkpoint.saver", str(theirs.fileno()), str(os.getpid())],
-                stdin=order,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=of_one_thread(os.environ),
-            )
-        except OSError:
-            self._socket.close()
-            self._socket = None
-            raise
-        finally:
-            os.close(order)
-            os.close(log)
-            theirs.close()
-        self._pidfd = os.pidfd_open(self._process.pid)
+        child = start("worker.checkpoint.saver", codec.dumps(self._order), self._log)
+        self._process, self._socket, self._pidfd = child.process, child.socket, child.pidfd
         self._gone.clear()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._socket, self._listen)

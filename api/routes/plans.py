@@ -1,0 +1,46 @@
+"""Plans: what a job would run as, here or on a cluster that is not there. Nothing is recorded and nothing is started."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+
+from orchestrator.domain.cluster import KINDS, NodeStatus
+from orchestrator.domain.foresight import ClusterSketch, NodeSketch
+from orchestrator.ports import Desk, Foreseer
+
+from ..deps import TheDesk, body_of, document
+from ..plan_files import PlanRequest
+from ..plan_views import ForecastView, forecast
+from ..problems import Problem
+
+router = APIRouter(prefix="/api/v1", tags=["plans"])
+PlanBody = Annotated[PlanRequest, Depends(body_of(PlanRequest))]
+
+
+@router.post("/plans", openapi_extra=document(PlanRequest))
+async def plan(request: Request, desk: TheDesk, wanted: PlanBody) -> ForecastView:
+    """Without `cluster`: on the nodes that are up, those that jobs use included. Takes as long as importing the
+    program does.
+    """
+    foreseer: Foreseer | None = request.app.state.foreseer
+    if foreseer is None:
+        raise Problem(503, "unavailable", "this server was started without a planner; use everstep plan --cluster instead")
+    spec = wanted.job.to_spec()
+    cluster = wanted.cluster.to_sketch() if wanted.cluster else await _here(desk)
+    return forecast(await foreseer.foresee(spec, cluster))
+
+
+async def _here(desk: Desk) -> ClusterSketch:
+    held: dict[str, int] = defaultdict(int)
+    for one in await desk.quarantine():
+        held[one.device.node] += 1
+    sketches = []
+    for node in sorted(await desk.nodes(), key=lambda node: node.id):
+        devices = node.num_devices - held[node.id]
+        if node.status is NodeStatus.UP and devices > 0:
+            kind = node.kind if node.kind in KINDS else "cpu"
+            sketches.append(NodeSketch(kind=kind, count=1, devices=devices, name=node.id, domain=node.domain or ""))
+    return ClusterSketch(nodes=tuple(sketches))

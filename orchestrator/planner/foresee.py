@@ -1,0 +1,113 @@
+"""A forecast: the plan a job would get on a cluster, by node, with its step time by cause and why the others lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from orchestrator.domain.foresight import Alternative, Forecast, NodeRow, PlanQuestion
+from orchestrator.domain.ids import NodeId
+from orchestrator.domain.plan import Infeasible, Plan
+
+from .ask import NoPlan, Planned, Proposal
+from .job import ask_of, freed, machines_of
+from .machines import Machine, Machines
+from .placement import place
+from .search import Benches, search
+from .survival import survival
+from .words import CAUSES, won_by
+
+WORTH_SAYING = 0.02
+"""Share of a step's time that another setting must save to be mentioned."""
+MAX_LOSERS = 8
+
+
+def foresee(question: PlanQuestion) -> Forecast | Infeasible:
+    cluster = machines_of(question.cluster)
+    ask = ask_of(question.spec, question.profile, cluster)
+    benches = Benches()
+    found = search(ask, benches)
+    free = search(freed(ask, question.spec), benches)
+    if isinstance(found, NoPlan):
+        return Infeasible(reason=found.reason + _instead(free), forever=found.forever)
+    best = found.best
+    plan = place(best, cluster, reason=won_by(best, found.tried))
+    return Forecast(
+        shape=best.shape(),
+        reason=plan.reason,
+        step_s=best.seconds,
+        causes={name: getattr(best.breakdown, name) for name in CAUSES},
+        bound_s=best.bound_s,
+        devices=best.num_devices,
+        idle=cluster.num_devices - best.num_devices,
+        rows=_rows(plan, best, cluster),
+        alternatives=(
+            *(Alternative(shape=one.shape(), step_s=one.seconds, why=one.why) for one in found.proposals[1:]),
+            *(_loser(words) for words in found.losers[:MAX_LOSERS]),
+        ),
+        survival=survival(plan, mirrors=question.spec.recovery.mirrors).words,
+        advice=_advice(best, free),
+        pipelines=best.replicas,
+        ids=tuple(sorted({ids for member in best.members for ids in member.ids}, reverse=True)),
+    )
+
+
+def _loser(words: str) -> Alternative:
+    shape, _, why = words.partition(": ")
+    return Alternative(shape=shape, step_s=None, why=why)
+
+
+def _instead(free: Planned | NoPlan) -> str:
+    return (
+        "" if isinstance(free, NoPlan) else f"; or set {_settings(free.best)}, which takes {free.best.seconds:.3g} s a step"
+    )
+
+
+def _advice(best: Proposal, free: Planned | NoPlan) -> tuple[str, ...]:
+    if isinstance(free, NoPlan) or free.best.seconds > best.seconds * (1 - WORTH_SAYING):
+        return ()
+    saved = 1 - free.best.seconds / best.seconds
+    return (
+        f"{_settings(free.best)} would take {free.best.seconds:.3g} s a step, {saved:.0%} less, as {free.best.shape()}",
+    )
+
+
+def _settings(best: Proposal) -> str:
+    return (
+        f"train.micro_batch_size {best.batch.samples}, train.micro_batches {best.batch.micro_batches} and "
+        f"train.activation_checkpointing {'true' if best.recompute else 'false'}"
+    )
+
+
+# --- by node -------------------------------------------------------------------------------------------------------------
+
+
+def _rows(plan: Plan, best: Proposal, cluster: Machines) -> tuple[NodeRow, ...]:
+    work: dict[NodeId, dict[str, None]] = defaultdict(dict)
+    used: dict[NodeId, int] = defaultdict(int)
+    for pipeline in plan.pipelines:
+        depth, ids = len(pipeline.stages), len(pipeline.micro_batches)
+        for number, stage in enumerate(pipeline.stages):
+            node = stage.devices[0].node
+            work[node][f"stage {number + 1} of {depth}: layers {stage.first}-{stage.last - 1}, {ids} micro-batches"] = None
+            used[node] += len(stage.devices)
+    alike: dict[tuple[str, int, int, tuple[str, ...]], list[Machine]] = defaultdict(list)
+    for machine in cluster.nodes:
+        said = tuple(sorted(work.get(machine.node, {"idle": None})))
+        alike[machine.key.name, len(machine.devices), used[machine.node], said].append(machine)
+    return tuple(_row(key, mine, best) for key, mine in alike.items())
+
+
+def _row(key: tuple[str, int, int, tuple[str, ...]], mine: list[Machine], best: Proposal) -> NodeRow:
+    kind, devices, used, said = key
+    need, limit = best.memory.get(kind, (0.0, float(mine[0].key.memory_bytes)))
+    return NodeRow(
+        kind=kind,
+        nodes=len(mine),
+        first=mine[0].node,
+        last=mine[-1].node,
+        devices=devices,
+        used=used,
+        work=said,
+        memory_bytes=need if used else 0.0,
+        memory_limit_bytes=limit,
+    )

@@ -1,0 +1,102 @@
+"""From what a user wrote to what the planner asks: a job's model, memory rules and constraints, and a sketched
+cluster's machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from orchestrator.domain.foresight import ClusterSketch, NodeSketch
+from orchestrator.domain.kinds import KINDS, DeviceKind
+from orchestrator.domain.profile import Profile, splits_a_block
+from orchestrator.domain.spec import JobSpec
+
+from .ask import Ask, Batch
+from .compose import Limits
+from .machines import Machines, NodeGroup, machines
+from .memory import Rules
+from .model import Model, of_profile
+
+EXACT_BYTES = 8
+"""More per parameter in exact mode: the sum of its gradients is kept as an integer."""
+MAX_IDS = 1024
+"""Micro-batches that a job may have."""
+MAX_TP = 64
+"""No node has more devices that are linked to each other."""
+
+
+def ask_of(spec: JobSpec, profile: Profile, cluster: Machines, model: Model | None = None) -> Ask:
+    """What the job is as it stands: its own micro-batches, recomputing or not as it says."""
+    train, wanted = spec.train, spec.parallel
+    return Ask(
+        model=model or model_of(spec, profile),
+        machines=cluster,
+        batches=(Batch(samples=train.micro_batch_size, micro_batches=train.micro_batches),),
+        tp=wanted.tp,
+        limits=Limits(
+            least_depth=wanted.pp or 1,
+            most_depth=wanted.pp or profile.num_layers,
+            replicas=wanted.dp,
+            min_groups=-(-wanted.min_devices // (wanted.tp or 1)),
+        ),
+        recompute=(train.activation_checkpointing,),
+        rules=rules_of(spec),
+    )
+
+
+def freed(ask: Ask, spec: JobSpec) -> Ask:
+    """The same step cut into other micro-batches, recomputing or not: what the job could say instead."""
+    train = spec.train
+    total = train.micro_batches * train.micro_batch_size
+    sizes = [train.micro_batch_size * 2**power for power in range(5)] + [
+        train.micro_batch_size // 2**power for power in (1, 2)
+    ]
+    batches = tuple(
+        Batch(samples=size, micro_batches=total // size)
+        for size in sizes
+        if size and total % size == 0 and total // size <= max(MAX_IDS, train.micro_batches)
+    )
+    return replace(ask, batches=batches, recompute=(False, True))
+
+
+def model_of(spec: JobSpec, profile: Profile) -> Model:
+    exact = spec.train.exact
+    cuttable = tuple(tp for tp in range(1, MAX_TP + 1) if not splits_a_block(profile, tp)) if exact else None
+    return of_profile(profile, spec, cuttable)
+
+
+def rules_of(spec: JobSpec) -> Rules:
+    copy = 4 if spec.train.dtype == "fp32" else 2
+    exact = EXACT_BYTES if spec.train.exact else 0
+    return Rules(copy_bytes=copy + 4 + exact, owned_bytes=12, mirrors=spec.recovery.mirrors)
+
+
+def machines_of(sketch: ClusterSketch) -> Machines:
+    """Raises KeyError for a kind that nobody knows."""
+    kinds = KINDS | {kind.name: kind for kind in sketch.kinds}
+    return machines([group for number, nodes in enumerate(sketch.nodes) for group in _groups(nodes, kinds, number)])
+
+
+def _groups(nodes: NodeSketch, kinds: Mapping[str, DeviceKind], number: int) -> list[NodeGroup]:
+    kind = kinds[nodes.kind]
+    kind = replace(
+        kind,
+        network_gb_s=kind.network_gb_s if nodes.network_gb_s is None else nodes.network_gb_s,
+        link_gb_s=kind.link_gb_s if nodes.link_gb_s is None else nodes.link_gb_s,
+    )
+    size = nodes.domain_nodes or nodes.count
+    made = []
+    for position, first in enumerate(range(0, nodes.count, size)):
+        domain = nodes.domain or (f"switch={nodes.kind.lower()}-{number}.{position}" if nodes.domain_nodes else None)
+        made.append(
+            NodeGroup(
+                kind=kind,
+                nodes=min(size, nodes.count - first),
+                devices=nodes.devices,
+                speed=nodes.speed,
+                domain=domain,
+                name=nodes.name,
+            )
+        )
+    return made

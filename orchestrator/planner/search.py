@@ -1,0 +1,273 @@
+"""The search: every degree of tensor parallelism, micro-batch size and recomputing, best bound first, until none can win.
+
+For each of them `compose` finds the pipelines; here they are priced as they would run, checked device by device against
+memory, ranked, and told apart in words. Work grows with classes of nodes and degrees, never with the number of nodes,
+and the same question gives the same answer to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from .ask import Ask, Batch, NoPlan, Planned, Proposal, gib
+from .compose import FEW, After, Member, alike, compose
+from .cost import Breakdown
+from .machines import Machines
+from .memory import usable
+from .pipelines import Bench, Track
+from .words import lost_by
+
+KEPT = 3
+COARSE = (12, 16, 24, 32, 48, 64)
+"""Guesses are rounded down to these, the last of them at most: what each replica owns hardly changes between them."""
+
+
+@dataclass(slots=True)
+class Benches:
+    """Prices that outlive a question: a re-plan asks about the same model on nearly the same classes."""
+
+    known: dict[tuple[object, ...], Bench] = field(default_factory=dict)
+
+    def of(self, ask: Ask, tp: int, samples: int, recompute: bool) -> Bench:
+        classes = tuple(one for one in ask.machines.classes if one.devices >= tp)
+        figures = tuple(one.key for one in classes)
+        key = (id(ask.model), figures, tp, samples, recompute, ask.rules, ask.constants, id(ask.measured))
+        if key not in self.known:
+            self.known[key] = Bench(
+                model=ask.model,
+                classes=classes,
+                tp=tp,
+                samples=samples,
+                recompute=recompute,
+                rules=replace(ask.rules, recompute=recompute),
+                constants=ask.constants,
+                measured=ask.measured,
+            )
+        return self.known[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    least_s: float
+    tp: int
+    batch: Batch
+    recompute: bool
+    bench: Bench
+    groups: tuple[int, ...]
+    network_gb_s: float
+    """Of the slowest class that may be used: gradients go through all of them."""
+
+
+def _order(way: _Way) -> tuple[float, ...]:
+    return way.least_s, way.tp, way.batch.samples, way.recompute, way.network_gb_s
+
+
+def search(ask: Ask, benches: Benches | None = None) -> Planned | NoPlan:
+    found: list[Proposal] = []
+    losers: list[str] = []
+    tried = 0
+    for way in sorted(_ways(ask, benches or Benches()), key=_order):
+        if len(found) >= KEPT and way.least_s >= found[0].seconds:
+            losers.append(
+                f"tp{way.tp}, micro-batches of {way.batch.samples}{', recomputing' if way.recompute else ''}: at least "
+                f"{way.least_s:.3g} s, were all its devices computing all the time"
+            )
+            continue
+        tried += 1
+        proposal = _proposal(way, ask)
+        if isinstance(proposal, str):
+            losers.append(proposal)
+            continue
+        if any(one.members == proposal.members and one.tp == proposal.tp for one in found):
+            continue
+        found.append(proposal)
+        found.sort(key=lambda one: (one.seconds, one.num_devices, one.tp, one.batch.samples, one.recompute))
+    if not found:
+        return _none(ask, losers)
+    best = found[0]
+    ranked = [best, *(replace(one, why=lost_by(one, best)) for one in found[1:])]
+    bound = bound_s(ask)
+    kept = tuple(replace(one, bound_s=bound) for one in ranked[:KEPT])
+    return Planned(proposals=kept, losers=(*(f"{one.shape()}: {one.why}" for one in ranked[KEPT:]), *losers), tried=tried)
+
+
+def bound_s(ask: Ask) -> float:
+    """Seconds below which no plan gets: the model's operations at the rate that all devices reach in a large product."""
+    batch = ask.batches[0]
+    flops = ask.model.flops(batch.samples * ask.model.sequence) * batch.micro_batches
+    rate = sum(one.nodes * one.devices * one.kind.bf16_tflops * 1e12 for one in ask.machines.classes)
+    return flops / (rate * ask.constants.product_share) if rate else float("inf")
+
+
+def _ways(ask: Ask, benches: Benches) -> Iterator[_Way]:
+    island = max((one.devices for one in ask.machines.classes), default=0)
+    for tp in ask.model.degrees(island):
+        if ask.tp is not None and tp != ask.tp:
+            continue
+        for batch in ask.batches:
+            for recompute in ask.recompute:
+                bench = benches.of(ask, tp, batch.samples, recompute)
+                numbers = {one.key: one.groups(tp) for one in ask.machines.classes}
+                groups = tuple(numbers[one.key] for one in bench.classes)
+                for network in sorted({one.kind.network_gb_s for one in bench.classes}):
+                    used = tuple(
+                        number if one.kind.network_gb_s >= network else 0
+                        for number, one in zip(groups, bench.classes, strict=True)
+                    )
+                    if sum(used) >= ask.limits.min_groups:
+                        rate = sum(number / seconds[-1] for number, seconds in zip(used, bench.seconds, strict=True))
+                        yield _Way(batch.micro_batches / rate, tp, batch, recompute, bench, used, network)
+
+
+def _proposal(way: _Way, ask: Ask) -> Proposal | str:
+    """The best of one way, or why there is none."""
+    bench, ids = way.bench, way.batch.micro_batches
+    shape = f"tp{way.tp}, micro-batches of {way.batch.samples}"
+    network = way.network_gb_s
+    members = tuple[Member, ...]()
+    for guess in _guesses(way, ask):
+        if members and way.least_s + bench.least_after(guess, network) >= price(bench, members).total:
+            continue
+        found = compose(bench, way.groups, ids, ask.limits, guess, _after(bench, guess, network))
+        if not found or _overfull(bench, found, sum(len(member.ids) for member in found)):
+            continue
+        if not members or price(bench, found).total < price(bench, members).total:
+            members = found
+        if sum(way.groups) > FEW:
+            break
+    if sum(way.groups) <= FEW and ask.limits.replicas is None:
+        for found in alike(bench, way.groups, ids, ask.limits, lambda number: _after(bench, number, network)):
+            if found and (not members or price(bench, found).total < price(bench, members).total):
+                members = found
+    if not members:
+        return f"{shape}: {_why_none(way, ask)}"
+    return Proposal(
+        tp=way.tp,
+        batch=way.batch,
+        recompute=way.recompute,
+        keys=tuple(one.key for one in bench.classes),
+        members=members,
+        breakdown=price(bench, members),
+        memory=_memory(bench, members),
+    )
+
+
+def _guesses(way: _Way, ask: Ask) -> list[int]:
+    """How many replicas may share out state, the likeliest first; a plan that turns out to have fewer must still fit."""
+    if ask.limits.replicas is not None:
+        return [ask.limits.replicas]
+    most = min(_most_replicas(way), way.batch.micro_batches)
+    if sum(way.groups) <= FEW:
+        return list(range(most, 0, -1))
+    first = _coarse(most)
+    return [first, *(one for one in reversed((*range(1, COARSE[0]), *COARSE)) if one < first)]
+
+
+def _most_replicas(way: _Way) -> int:
+    """About as many as there can be, from what a model's copy needs of each class's memory."""
+    bench, found = way.bench, 0.0
+    whole = bench.params[-1] * bench.rules.copy_bytes
+    for number, room in zip(way.groups, bench.rooms, strict=True):
+        found += number / max(1.0, whole / room) if room > 0 else 0.0
+    return max(1, int(found))
+
+
+def _coarse(replicas: int) -> int:
+    return replicas if replicas < COARSE[0] else max(one for one in COARSE if one <= replicas)
+
+
+def _after(bench: Bench, replicas: int, network_gb_s: float) -> After:
+    known: dict[int, float] = {}
+
+    def seconds(track: Track) -> float:
+        if id(track) not in known:
+            known[id(track)] = sum(bench.after(track, replicas, network_gb_s)) + bench.constants.step_s
+        return known[id(track)]
+
+    return seconds
+
+
+def price(bench: Bench, members: tuple[Member, ...]) -> Breakdown:
+    """Of the pipeline that ends last, with as many replicas and as slow a network as there are."""
+    replicas = sum(len(member.ids) for member in members)
+    network = min(bench.classes[index].kind.network_gb_s for member in members for index in member.track.classes)
+    worst: tuple[float, Member] | None = None
+    for member in members:
+        end = member.track.fill + member.track.period * member.ids[0] + sum(bench.after(member.track, replicas, network))
+        if worst is None or end > worst[0]:
+            worst = (end, member)
+    assert worst is not None, "a plan has pipelines"
+    track, ids = worst[1].track, worst[1].ids[0]
+    slow = max(range(track.depth), key=lambda stage: (track.times[stage], stage))
+    mine = bench.times[track.classes[slow]][track.layers(slow)]
+    compute, tp = sum(time.forward + time.backward for time in mine), sum(time.tp for time in mine)
+    dp, optimizer = bench.after(track, replicas, network)
+    return Breakdown(
+        compute=ids * compute,
+        tp=ids * tp,
+        bubble=track.fill,
+        p2p=ids * (track.period - compute - tp),
+        dp=dp,
+        optimizer=optimizer + bench.constants.step_s,
+    )
+
+
+def _memory(bench: Bench, members: tuple[Member, ...]) -> dict[str, tuple[float, float]]:
+    replicas = sum(len(member.ids) for member in members)
+    found: dict[str, tuple[float, float]] = {}
+    for member in members:
+        for stage, index in enumerate(member.track.classes):
+            kind = bench.classes[index].kind
+            used = bench.bytes_of(member.track, stage, member.ids[0], replicas)
+            found[kind.name] = max(found.get(kind.name, (0.0, 0.0)), (used, float(kind.memory_bytes)))
+    return dict(sorted(found.items()))
+
+
+def _overfull(bench: Bench, members: tuple[Member, ...], replicas: int) -> bool:
+    return any(
+        bench.bytes_of(member.track, stage, member.ids[0], replicas) > usable(bench.classes[index].kind) * (1 + 1e-9)
+        for member in members
+        for stage, index in enumerate(member.track.classes)
+    )
+
+
+# --- why not -------------------------------------------------------------------------------------------------------------
+
+
+def _why_none(way: _Way, ask: Ask) -> str:
+    bench, limits = way.bench, ask.limits
+    replicas, ids = limits.replicas or 1, way.batch.micro_batches
+    total = sum(way.groups)
+    if limits.least_depth * replicas > total:
+        return f"needs {limits.least_depth * replicas} groups of {way.tp} devices on a node, {total} are there"
+    if limits.least_depth * replicas > ids:
+        return f"{ids} micro-batches are fewer than the stages of its pipelines"
+    depth = min(limits.most_depth, len(ask.model.layers), total // replicas, ids // replicas)
+    least = min(
+        (bench.params[-1] / depth * (ask.rules.copy_bytes + ask.rules.owned_bytes / max(1, total // depth)), one.kind)
+        for one in sorted(bench.classes, key=lambda one: -one.kind.memory_bytes)[:1]
+    )[0]
+    kind = max((one.kind for one in bench.classes), key=lambda kind: kind.memory_bytes)
+    return (
+        f"needs about {gib(least)} and its activations on a {kind.name} at {depth} stages, {gib(usable(kind))} are usable"
+    )
+
+
+def _none(ask: Ask, losers: list[str]) -> NoPlan:
+    machines: Machines = ask.machines
+    if not machines.classes:
+        return NoPlan(reason="needs devices, none are usable; add a node")
+    if not losers:
+        island = max(one.devices for one in machines.classes)
+        if ask.tp is not None:
+            said = f"tp {ask.tp} needs {ask.tp} devices on one node, the largest has {island}"
+            if ask.model.divisor % ask.tp:
+                return NoPlan(reason=f"tp {ask.tp} does not divide {ask.model.divisor}; choose a divisor", forever=True)
+            return NoPlan(reason=f"{said}; lower tp or wait for a node")
+        return NoPlan(
+            reason=f"needs more than the {machines.num_devices} usable devices; lower min_devices or wait for a node"
+        )
+    remedy = "lower" if "micro-batches are fewer" in losers[0] else "raise"
+    fix = "lower pp or dp" if remedy == "lower" else "add nodes, raise tp or pp, or recompute activations"
+    return NoPlan(reason=f"{losers[0]}; {fix}")

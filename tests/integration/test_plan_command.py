@@ -1,0 +1,95 @@
+"""`everstep plan` and POST /api/v1/plans: a job's plan before it runs, on clusters that are there and that are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from api.cli import plan_tables
+from api.cli.main import app
+from api.client import ApiError, Client
+from api.plan_views import ForecastView
+from orchestrator.domain.cluster import Node, NodeStatus
+from orchestrator.domain.ids import NodeId
+from tests.served import Served, serve
+
+pytestmark = pytest.mark.timeout(120)
+JOB: dict[str, Any] = {
+    "name": "seventy",
+    "program": "causal_lm",
+    "data": {"files": ["/nowhere/*.txt"]},
+    "model": {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672},
+    "train": {"steps": 1000, "micro_batches": 1024, "micro_batch_size": 2, "sequence": 4096, "dtype": "bf16"},
+}
+CLUSTER: dict[str, Any] = {
+    "nodes": [
+        {"kind": "B200", "count": 512, "domain_nodes": 16},
+        {"kind": "H100", "count": 1024},
+        {"kind": "A100", "count": 1024},
+        {"kind": "V100", "count": 512},
+    ]
+}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serve(tmp_path) as running:
+        yield running
+
+
+def everstep(*args: str) -> Result:
+    return CliRunner().invoke(app, args, env={"EVERSTEP_URL": None, "EVERSTEP_STATE_DIR": "/nowhere", "COLUMNS": "120"})
+
+
+def test_a_plan_for_24576_devices_that_nobody_has_needs_no_server(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER))
+    asked = ("plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml"))
+    found = json.loads(everstep(*asked, "--json").stdout)
+    assert found["feasible"] and found["devices"] + found["idle"] == 24_576
+    assert sum(found["causes"].values()) == pytest.approx(found["step_s"])
+    assert found["bound_s"] < found["step_s"]
+    assert sum(row["nodes"] for row in found["rows"]) == 3072
+    assert all(row["memory_bytes"] < row["memory_limit_bytes"] for row in found["rows"])
+    assert found["alternatives"][0]["why"] and "may be lost" in found["survival"]
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(plan_tables.forecast(ForecastView.model_validate(found)))
+    shown = console.export_text()
+    assert "waiting in the pipeline" in shown and "B200" in shown and "may be lost" in " ".join(shown.split())
+
+
+def test_a_job_that_fits_nowhere_says_why_and_exits_1(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"nodes": [{"kind": "T4", "devices": 4}]}))
+    found = everstep("plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml"))
+    assert found.exit_code == 1 and "GiB" in found.stderr and "usable" in found.stderr
+
+
+def test_a_kind_nobody_knows_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"nodes": [{"kind": "H1000"}]}))
+    found = everstep("plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml"))
+    assert found.exit_code == 2 and "H1000" in found.stderr and "B200" in found.stderr
+
+
+def test_the_server_plans_on_the_nodes_it_has(served: Served) -> None:
+    served.desk.set_nodes(
+        Node(id=NodeId("n0"), kind="A100", num_devices=8),
+        Node(id=NodeId("n1"), kind="H100", num_devices=8),
+        Node(id=NodeId("n2"), kind="H100", num_devices=8, status=NodeStatus.LOST),
+    )
+    with Client(served.url, retry_s=0) as client:
+        small = JOB | {"model": {"layers": 8, "width": 1024, "heads": 8, "kv_heads": 8, "ffn": 2816}}
+        found = client.plan(small)
+        assert found.feasible and found.devices + found.idle == 16
+        assert {row.kind for row in found.rows} == {"A100", "H100"}
+        with pytest.raises(ApiError, match="heads"):
+            client.plan(small | {"parallel": {"tp": 3}}, CLUSTER)
