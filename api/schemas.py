@@ -83,6 +83,8 @@ LabelWord = Annotated[
         json_schema_extra={"allowed": "1..63 letters, digits, dots, dashes or underscores, a letter or digit at both ends"},
     ),
 ]
+
+
 def _count_or_auto(value: object) -> object:
     if value != "auto" and not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9):
         raise ValueError("must be a whole number 0..1000000000 or auto")

@@ -172,7 +172,7 @@ def _job(rng: Random, number: int, devices: int, steps: int | None) -> JobSpec:
 
 
 def _checkpoint(every: int, rng: Random) -> CheckpointSpec:
-    policies: tuple[Policy, ...] = ("full", "journal", "journal", "auto")
+    policies: tuple[Policy, ...] = ("full", "full", "journal", "auto")
     policy = rng.choice(policies) if every else "full"
     return CheckpointSpec(every="auto" if policy == "auto" else every, policy=policy)
 
