@@ -134,6 +134,7 @@ class TrainSection(Request):
     epsilon: Annotated[Real, Field(gt=0, le=1)] = _default(TrainSpec, "epsilon")
     clip_norm: Annotated[Real, Field(gt=0, le=1e9)] = _default(TrainSpec, "clip_norm")
     activation_checkpointing: Annotated[bool, Field(strict=True)] = _default(TrainSpec, "activation_checkpointing")
+    emulated_layer_s: Annotated[Real, Field(ge=0, le=60)] = _default(TrainSpec, "emulated_layer_s")
     exact: Exactness = _default(TrainSpec, "exact")
 
 

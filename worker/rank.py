@@ -113,6 +113,7 @@ class _Rank:
             progress=progress,
             snapshots=Tray(self._slots, self._me, device.torch_device, self._say, self._orders.is_closed),
             device=device.torch_device,
+            kind=order.kind,
         )
         return Member(
             job=self._job,

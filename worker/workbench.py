@@ -15,6 +15,7 @@ from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.spec import JobSpec
 
+from .emulation import Pace
 from .parallel.data import Session
 from .parallel.gradients import Gradients, gradients_of
 from .parallel.pipeline import StageRunner
@@ -25,16 +26,23 @@ from .state.buffers import DTYPES, Buffers, Shape
 
 
 class Workbench:
-    """tokens: the whole text, uint8; device: where tensors are."""
+    """tokens: the whole text, uint8; device: where tensors are; kind: which that stands for, where the job pretends."""
 
     def __init__(
-        self, spec: JobSpec, profile: Profile, program: Program, tokens: torch.Tensor, device: torch.device
+        self,
+        spec: JobSpec,
+        profile: Profile,
+        program: Program,
+        tokens: torch.Tensor,
+        device: torch.device,
+        kind: str = "",
     ) -> None:
         self._spec = spec
         self._profile = profile
         self._program = program
         self._tokens = tokens
         self._device = device
+        self._kind = kind
         self._gradients: Gradients | None = None
         self.buffers: Buffers | None = None
         self.stage: StageRunner | None = None
@@ -62,6 +70,7 @@ class Workbench:
             device=self._device,
             progress=progress,
             collect=gradients.collect,
+            pace=Pace(self._spec.train.emulated_layer_s, self._kind, shape.last - shape.first, plan.tp),
         )
         return self.stage, buffers, gradients
 
@@ -79,7 +88,7 @@ class Workbench:
 
     def another(self) -> Workbench:
         """An empty one, for who must not touch anything of this one's."""
-        return Workbench(self._spec, self._profile, self._program, self._tokens, self._device)
+        return Workbench(self._spec, self._profile, self._program, self._tokens, self._device, self._kind)
 
     def _take(self, buffers: Buffers) -> Gradients:
         self.buffers, self._gradients = buffers, gradients_of(self._spec.train, self._profile, buffers)

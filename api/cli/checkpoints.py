@@ -10,6 +10,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
+from api.client.client import Client
 from api.client.errors import ClientError
 from orchestrator.domain.errors import Refused
 
@@ -33,6 +35,7 @@ Where = Annotated[
 Job = Annotated[str, typer.Argument(metavar="JOB", help="An id, a name, or `last`.")]
 AtStep = Annotated[int | None, typer.Option("--step", min=0, help="Of this step; else the newest good one.")]
 READERS = ("torch", "numpy")
+POLL_S = 0.2
 
 
 class Dtype(StrEnum):
@@ -61,16 +64,47 @@ def ls(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
         hint([f"everstep ckpt verify {job_id}", f"everstep ckpt export {job_id} FOLDER"])
 
 
-def now(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
+def now(
+    ctx: typer.Context,
+    job: Job,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when it is durable; exit status 3 if it comes to nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Have a checkpoint made of a running job's next step."""
     client = session_of(ctx).client()
     job_id = find_job(client, job)
+    before = {one.path for one in client.checkpoints(job_id)} if wait else set()
     accepted = client.checkpoint_now(job_id)
-    if as_json:
+    if wait:
+        _show_made(client, job_id, before, as_json)
+    elif as_json:
         print_json(accepted)
     else:
         out().print(accepted.message)
         hint([f"everstep ckpt ls {job_id}"])
+
+
+def _show_made(client: Client, job: str, before: set[str], as_json: bool) -> None:
+    began = time.monotonic()
+    with Console(stderr=True).status("asked for") as status:
+        while True:
+            view = client.job(job)  # first: what it has made by its end is listed after that
+            made = [one for one in client.checkpoints(job) if one.path not in before]
+            if made or view.is_over:
+                break
+            status.update(
+                f"step {view.step} of {view.steps}, waiting for it to be durable, {time.monotonic() - began:.0f} s"
+            )
+            time.sleep(POLL_S)
+    if not made:
+        fail("Not saved", f"{job} is over ({view.status}) and has made no checkpoint since", [])
+        raise typer.Exit(BAD)
+    if as_json:
+        print_json(made[0])
+    else:
+        out().print(tables.checkpoints(made[:1]))
 
 
 def verify(ctx: typer.Context, path: Where, step: AtStep = None, as_json: AsJson = False) -> None:

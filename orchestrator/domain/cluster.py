@@ -8,6 +8,13 @@ from enum import StrEnum
 from .ids import Device, NodeId
 from .kinds import KINDS, DeviceKind
 
+
+def speed_of(kind: str) -> float:
+    """By dense bf16 rate, of an A100's; 1.0 of a processor, which stands for nothing, and of a kind nobody knows."""
+    known = KINDS.get(kind)
+    return known.bf16_tflops / KINDS["A100"].bf16_tflops if known and kind != "cpu" else 1.0
+
+
 DOMAIN_LABELS = ("rack", "switch")
 """Labels that name what several nodes lose together, the one that counts first."""
 

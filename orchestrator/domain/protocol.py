@@ -75,6 +75,8 @@ class OpenHost:
     profile: Profile
     checkpoint_dir: str
     log_dir: str
+    kind: str = ""
+    """Of the node's devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,9 @@ class TrainSpec:
     epsilon: float = 1e-8
     clip_norm: float = 1.0
     activation_checkpointing: bool = False
+    emulated_layer_s: float = 0.0
+    """On cpu, to try out a mixed cluster on one machine: seconds that a layer takes for one micro-batch, forward and
+    backward, on an A100; a device's kind divides them. 0: no pretence."""
     exact: Exact = False
     """Sum gradients as integers, so that weights and losses have the same bits under every plan of one tp and one kind of
     device. True refuses plans that mix kinds; "best_effort" takes them."""

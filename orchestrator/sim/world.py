@@ -139,9 +139,14 @@ class World(Place):
             parent = next((c for c in self.checkpoints[effect.job] if (c.step, c.generation) == before), None)
             if parent is None or parent.depth >= LONGEST_JOURNAL:
                 raise Violation(f"the entry of step {effect.step} of {effect.job} goes on from {parent}")
-        depth = parent.depth + 1 if parent else 0
         checkpoint = CheckpointRef(
-            step=effect.step, generation=effect.generation, path=path, answer=answer, kind=kind, depth=depth
+            step=effect.step,
+            generation=effect.generation,
+            path=path,
+            answer=answer,
+            kind=kind,
+            depth=parent.depth + 1 if parent else 0,
+            local=plan.nodes if plan and effect.spec.checkpoint.local else (),
         )
         self.checkpoints[effect.job].add(checkpoint)
         return checkpoint

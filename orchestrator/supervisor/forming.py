@@ -69,6 +69,7 @@ def open_host(draft: Draft, node: NodeId) -> None:
             profile=record.profile,
             checkpoint_dir=f"{draft.root}/jobs/{record.id}/checkpoints",
             log_dir=f"{draft.root}/jobs/{record.id}/logs",
+            kind=draft.kinds.get(node, ""),
         ),
     )
 

@@ -31,10 +31,12 @@ def advance_join(draft: Draft) -> None:
     state, target, join = draft.state, draft.record.target, draft.record.join
     assert isinstance(state, Running) and target is not None
     newcomers = frozenset(target.devices) - set(state.plan.devices)
-    if not newcomers:
-        begin_reform(draft, resize(draft, draft.record.target), target=target)
-    elif join is None:
+    if join is None and newcomers:
         _prepare(draft, newcomers)
+    elif join is None:
+        generation = draft.next_generation()
+        draft.set(reserved=generation)
+        _stop(draft, Join(generation=generation, plan=target, begun=True))
     elif join.begun and not join.stopping and join.done >= newcomers:
         _stop(draft, join)
 
@@ -176,7 +178,8 @@ def _stop(draft: Draft, join: Join) -> None:
     state = draft.state
     assert isinstance(state, Running)
     draft.set(join=replace(join, stopping=True), joins_failed=0)
-    draft.say("pausing", "newcomers have caught up: training pauses after the step under way")
+    caught_up = "newcomers have caught up: " if set(join.plan.devices) - set(state.plan.devices) else ""
+    draft.say("pausing", f"{caught_up}training pauses after the step under way")
     for node in state.plan.nodes:
         draft.call(node, StopAfter(generation=state.generation))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,13 @@ from typer.testing import CliRunner, Result
 from api.cli.main import app
 from orchestrator.adapters import manifest
 from orchestrator.adapters.starting_point import Found
-from orchestrator.domain.job import Failed
+from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.ids import Generation, NodeId, Step
+from orchestrator.domain.job import Failed, Running
+from tests.builders import a_device, a_plan
 from tests.desk import NOW
 from tests.saved import save, state_of
-from tests.served import serve
+from tests.served import Served, eventually, serve
 from tests.tiny_model import a_spec
 
 pytestmark = pytest.mark.timeout(120)
@@ -100,6 +104,30 @@ def test_nothing_is_removed_of_a_job_that_is_not_over(job: Path, tmp_path: Path)
         served.desk.change(served.desk.record("job-1"), state=Failed(at=NOW, message="it is over"))
         result = CliRunner().invoke(app, ["--url", served.url, "ckpt", "gc", str(job), "--remove", "--json"])
         assert result.exit_code == 0 and not found[0].path.exists() and found[1].path.exists()
+
+
+def test_a_checkpoint_that_is_asked_for_is_waited_for_and_a_job_that_ends_without_one_is_said(tmp_path: Path) -> None:
+    made = CheckpointRef(step=Step(7), generation=Generation(1), path="/shared/7", local=(NodeId("n0"),))
+
+    def ask(served: Served) -> Result:
+        return CliRunner().invoke(app, ["--url", served.url, "ckpt", "now", "job-1", "--wait", "--json"])
+
+    with serve(tmp_path) as served, ThreadPoolExecutor(1) as pool:
+        served.desk.add("job-1")
+        served.desk.change(served.desk.record("job-1"), state=Running(generation=Generation(1), plan=a_plan([a_device(0)])))
+        asked = pool.submit(ask, served)
+        eventually(lambda: len(served.desk.asked) == 1)
+        assert not asked.done()
+        served.desk.change(served.desk.record("job-1"), checkpoint=made)
+        result = asked.result(10)
+        assert result.exit_code == 0, result.output
+        said = json.loads(result.stdout)
+        assert (said["step"], said["tier"], said["local"]) == (7, "local+shared", ["n0"])
+        asked = pool.submit(ask, served)
+        eventually(lambda: len(served.desk.asked) == 2)
+        served.desk.change(served.desk.record("job-1"), state=Failed(at=NOW, message="it is over"))
+        result = asked.result(10)
+        assert result.exit_code == 3 and "has made no checkpoint since" in result.stderr
 
 
 def test_a_model_is_exported_from_the_folder_alone(job: Path, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def _is_kept_as_asked(root: Path, job: JobRecord) -> None:
     assert len([one for one in known if one.kind == "base"]) <= 3, "two are kept, and the newest that is proven"
     for one in known:
         assert one is not None and verify(Path(one.path)).bad == ()
+    whole = known[0].total_bytes or 0
+    assert all(3 * (one.new_bytes or whole) <= 1.03 * whole for one in known if one is not None and one.depth)
     folder = root / "jobs" / JOB / "checkpoints"
     gradients = {
         str(pack.relative_to(folder / "packs"))

@@ -24,7 +24,7 @@ def scene(seed: int) -> Scenario:
                 job,
                 train=replace(job.train, micro_batches=4),
                 parallel=ParallelSpec(tp=2, pp=2, dp=2),
-                checkpoint=replace(job.checkpoint, policy="journal", every=8, restore_from=""),
+                checkpoint=replace(job.checkpoint, policy="journal", every=8, restore_from="", local="/own/disk"),
                 recovery=replace(job.recovery, mirrors=seed % 2),
             ),
         ),
@@ -46,3 +46,4 @@ def outcome(seed: int) -> Outcome:
 def test_memory_and_disk_are_mixed_where_they_hold_one_state() -> None:
     told = [line for seed in SEEDS for line in outcome(seed).trace]
     assert sum("intervals that are in no memory" in line for line in told) >= 2
+    assert any("'s disk" in line for line in told), "a node that is still there has its part beside it"

@@ -8,11 +8,11 @@ import pytest
 
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, PruneCheckpoints
-from orchestrator.domain.events import CheckpointsPruned, EffectDone
+from orchestrator.domain.events import CheckpointCommitted, CheckpointsPruned, EffectDone
 from orchestrator.domain.generation import Unreadable
 from orchestrator.domain.ids import Generation, NodeId, Step
 from orchestrator.domain.job import Cause, Failed, Reforming, Running, Stopping
-from orchestrator.domain.protocol import FromCheckpoint, FromMemory, FromSeed, StepsPassed
+from orchestrator.domain.protocol import FromCheckpoint, FromMemory, FromSeed, RankReady, StepsPassed
 from orchestrator.domain.spec import CheckpointSpec
 from orchestrator.recovery.canary import difference
 from orchestrator.recovery.retention import kept
@@ -123,6 +123,43 @@ def test_packs_are_condemned_in_the_record_refused_when_writers_know_and_deleted
     assert next_ones() == (both, both, both)
     bench.tell(CheckpointsPruned(job=JOB, condemnable=(), deleted=("a/1.pack",)))
     assert set(bench.record.condemned) == {"a/2.pack"}
+
+
+def test_nothing_is_swept_while_ranks_may_be_reading_it() -> None:
+    bench = everything_is_lost(saved(5, 10))
+    assert restored_step(bench) == 10
+    before = bench.record.outbox
+    again = CheckpointRef(step=Step(10), generation=Generation(1), path="/shared/10 again", answer=an_answer(10))
+    bench.tell(CheckpointCommitted(job=JOB, checkpoint=again))
+    assert bench.record.checkpoint is not None and bench.record.checkpoint.path == again.path
+    new = [effect for number, effect in bench.record.outbox.items() if number not in before]
+    assert not [effect for effect in new if isinstance(effect, PruneCheckpoints)]
+    bench.ready().passed(11).checkpoint(11, an_answer(11))
+    assert [effect for effect in bench.record.outbox.values() if isinstance(effect, PruneCheckpoints)][-1].keep[
+        0
+    ].step == 11
+
+
+def test_a_piece_that_was_bad_in_one_tier_is_said_and_nothing_else_comes_of_it() -> None:
+    bench = everything_is_lost(saved(5, 10))
+    device, generation = bench.device(0), bench.record.generation
+    said = RankReady(device=device, generation=generation, phases={}, notes=("a.pack: p of head is bad on n0's disk",))
+    bench.said(device.node, said)
+    assert bench.history[-1].type == "checkpoint_damaged"
+    assert bench.history[-1].message == f"{device} reads it elsewhere: a.pack: p of head is bad on n0's disk"
+    assert bench.record.checkpoint is not None and bench.record.checkpoint.step == 10
+
+
+def test_the_plan_says_from_which_disks_a_checkpoint_is_read_whatever_generation_wrote_it() -> None:
+    bench = saved(5)
+    near = CheckpointRef(step=Step(6), generation=Generation(1), path="/shared/6", answer=an_answer(6), local=NODES)
+    bench.tell(CheckpointCommitted(job=JOB, checkpoint=near))
+    everything_is_lost(bench)
+    for _ in range(2):  # of the second one the plan is two generations old
+        assert restored_step(bench) == 6
+        source = bench.record.incidents[-1].source
+        assert "from the checkpoint of step 6: " in source and "'s disk" in source, source
+        everything_is_lost(bench.ready())
 
 
 # --- canaries ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from orchestrator.domain.effects import KillNode
 from orchestrator.domain.events import CordonRequested, HostClosed, ResizeRequested, UncordonRequested
 from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import Cause, Queued, Reforming, Running
-from orchestrator.domain.protocol import CloseHost, FromMemory, HostOpened, SaveSoon
+from orchestrator.domain.protocol import CloseHost, FromMemory, HostOpened, SaveSoon, StopAfter
 from orchestrator.domain.size import Size
 from tests.builders import JOB, Bench, a_report, a_spec
 
@@ -29,18 +29,28 @@ def drained(bench: Bench, node: NodeId, **asked: object) -> Bench:
     return bench.tell(replace(CordonRequested(node=node, drain=True), **asked)).planned()  # type: ignore[arg-type]
 
 
+def paused(bench: Bench) -> Bench:
+    """Everybody stops after the step under way, as asked; the next plan is formed."""
+    state, step = bench.state, bench.record.committed
+    assert isinstance(state, Running) and bench.record.join is not None and bench.record.join.stopping
+    assert {order.generation for _, order in bench.calls(StopAfter)} == {state.generation}
+    for device in state.plan.devices:
+        report = a_report(device, generation=state.generation, voted=step, passed=step, held=step)
+        bench.reports(replace(report, stopped=True))
+    return bench
+
+
 def moved(bench: Bench) -> Bench:
-    """Everybody leaves the plan that is given up, and the next one trains."""
-    return bench.recovered().passed(bench.record.committed + 1)
+    """The plan that is given up is left, and the next one trains."""
+    return paused(bench).prepared().ready().recovered().passed(bench.record.committed + 1)
 
 
 def test_a_smaller_size_takes_state_from_memory_and_costs_no_step() -> None:
-    bench = resized(running(nodes=2), target=2)
+    bench = paused(resized(running(nodes=2), target=2))
     state = bench.state
     assert isinstance(state, Reforming) and state.fault.cause is Cause.SHRINK
     assert state.forming is not None and state.forming.plan.world_size == 2
-    step, generation = bench.record.committed, state.closing.generation
-    bench.all_report(lambda device: a_report(device, generation=generation, voted=step, held=step)).prepared()
+    bench.prepared()
     assert isinstance(bench.form().restore, FromMemory)
     bench.ready().passed(4)
     assert bench.plan.world_size == 2
@@ -74,10 +84,8 @@ def test_a_queued_job_starts_when_its_least_size_is_lowered() -> None:
 
 
 def test_a_drained_node_is_left_without_a_step_lost_then_its_host_is_closed() -> None:
-    bench = drained(running(nodes=2), N0)
-    state = bench.state
-    assert isinstance(state, Reforming) and state.fault.cause is Cause.SHRINK
-    bench.recovered()
+    bench = paused(drained(running(nodes=2), N0)).prepared().ready()
+    assert bench.record.incidents[-1].fault.cause is Cause.SHRINK
     assert bench.plan.nodes == (N1,) and not bench.calls(CloseHost), "what it holds may be needed until a step is made"
     bench.passed(bench.record.committed + 1)
     assert [node for node, _ in bench.calls(CloseHost)] == [N0]

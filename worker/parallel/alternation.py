@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..emulation import REAL, Pace
 from .group import Group
 
 Forward = Callable[[int, "torch.Tensor | None"], torch.Tensor]
@@ -37,15 +38,18 @@ def backward(result: torch.Tensor, gradient: torch.Tensor | None = None) -> None
 class Alternation:
     """One stage of a pipeline; pp's members are in the order of their stages. Every member makes one.
 
-    shape, dtype: of what passes between two stages, in both directions.
+    shape, dtype: of what passes between two stages, in both directions. pace: of every backward.
     """
 
-    def __init__(self, pp: Group, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, pp: Group, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pace: Pace = REAL
+    ) -> None:
         pp.meet(device)
         self._pp = pp
         self._before = pp.index - 1 if pp.index else None
         self._after = pp.index + 1 if pp.index + 1 < pp.size else None
         self._shape, self._dtype, self._device = shape, dtype, device
+        self._pace = pace
 
     def run(self, count: int, forward: Forward, done: Callable[[int], None]) -> None:
         """So many micro-batches forward and backward; done: called with each one's place after its backward.
@@ -74,7 +78,8 @@ class Alternation:
         for place in range(count):
             gradient = self._trade(self._after, unsent)
             given, result = under_way.popleft()
-            backward(result, gradient)
+            with self._pace.backward():
+                backward(result, gradient)
             done(place)
             back = None if given is None else given.grad
             if place + ahead < count:

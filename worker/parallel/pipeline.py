@@ -16,6 +16,7 @@ from orchestrator.domain.spec import TrainSpec
 
 from ..data.sampling import batch, sample_indices
 from ..data.sources import num_samples
+from ..emulation import REAL, Pace
 from ..program import StageModule
 from ..progress import Progress
 from .alternation import Alternation
@@ -26,7 +27,7 @@ class StageRunner:
     """Runs `module`, this seat's stage, on the micro-batch ids of its pipeline.
 
     tokens: the whole text, uint8; every rank has it, the first stage reads inputs and the last one targets.
-    collect: called with each micro-batch's id after its backward.
+    collect: called with each micro-batch's id after its backward. pace: how long computing takes at least.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class StageRunner:
         device: torch.device,
         progress: Progress,
         collect: Callable[[int], None],
+        pace: Pace = REAL,
     ) -> None:
         self._train = train
         self._module = module
@@ -54,7 +56,8 @@ class StageRunner:
         self._collect = collect
         self._scale = 1.0 / (train.micro_batches * train.micro_batch_size * train.sequence)
         self._sums: list[torch.Tensor] = []
-        self._order = Alternation(pp, module.hidden_shape, module.hidden_dtype, device)
+        self._pace = pace
+        self._order = Alternation(pp, module.hidden_shape, module.hidden_dtype, device, pace)
 
     def run(self, step: Step, notice: Callable[[int], None] | None = None) -> dict[int, float]:
         """Gradients are added to the leaves'. Returns, on the last stage, id -> mean loss of that micro-batch's tokens.
@@ -87,8 +90,9 @@ class StageRunner:
             number = numbers[place]
             self._progress.micro_batch(number)
             x = inputs[place] if given is None else given
-            y = self._module(x, ids=torch.tensor([number]), step=at)
-            return self._loss(y, targets[place]) if self._is_last else y
+            with self._pace.forward():
+                y = self._module(x, ids=torch.tensor([number]), step=at)
+                return self._loss(y, targets[place]) if self._is_last else y
 
         self._order.run(len(numbers), forward, lambda place: done(numbers[place]))
 

@@ -1,0 +1,59 @@
+"""A processor that stands for another kind of device: computing takes as long as it would there.
+
+It owns the pretence alone: what is computed is the same, and sleeping leaves the processor to others. Nothing here is ever
+used on a real accelerator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from orchestrator.domain.cluster import speed_of
+
+FORWARD = 1 / 3
+"""Of a layer's time; the backward pass does twice the work (Narayanan et al. 2021, appendix)."""
+
+_slept_s = 0.0
+
+
+def slept_s() -> float:
+    """Seconds this process has spent pretending to compute."""
+    return _slept_s
+
+
+class Pace:
+    """layer_s: seconds that a layer takes for one micro-batch, both ways, on a device of speed 1; 0: no pretence.
+
+    kind: of the device that is stood for; layers: of this stage; tp: ranks among which each is split.
+    """
+
+    def __init__(self, layer_s: float, kind: str, layers: int, tp: int) -> None:
+        whole_s = layer_s * layers / tp / speed_of(kind) if layer_s else 0.0
+        self._forward_s = whole_s * FORWARD
+        self._backward_s = whole_s - self._forward_s
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        _sleep_until(began + self._forward_s)
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        _sleep_until(began + self._backward_s)
+
+
+REAL = Pace(0.0, "", 0, 1)
+"""No pretence."""
+
+
+def _sleep_until(due: float) -> None:
+    global _slept_s
+    left_s = due - time.monotonic()
+    if left_s > 0:
+        time.sleep(left_s)
+        _slept_s += left_s
