@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from orchestrator.domain import codec
-from orchestrator.domain.errors import FieldProblem
-from orchestrator.domain.profile import Profile
+from orchestrator.domain.errors import Refused
 from orchestrator.domain.spec import DataSpec, JobSpec, ParallelSpec, TrainSpec
-from worker.data import sources
-from worker.program import load_program
+from worker.probe import describe
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,27 +46,23 @@ def probe(spec: JobSpec, path: Path) -> dict[str, Any]:
     return answer
 
 
-def test_a_program_that_works_is_described(spec: JobSpec, tmp_path: Path) -> None:
-    answer = probe(spec, tmp_path)
-    described = load_program("causal_lm").describe(spec)
-    expected = replace(described, text_sha256=sources.digest(sources.load(spec.data)))
-    assert codec.decode(Profile, answer["profile"]) == expected
+def refusal(spec: JobSpec) -> Refused:
+    with pytest.raises(Refused) as refused:
+        describe(spec)
+    return refused.value
 
 
-def test_what_cannot_work_is_refused_naming_the_field(spec: JobSpec, tmp_path: Path) -> None:
-    odd = replace(spec, parallel=ParallelSpec(tp=3, pp=9, dp=2))
-    answer = probe(odd, tmp_path)["refused"]
-    problems = codec.decode(tuple[FieldProblem, ...], answer["problems"])
-    assert {problem.field for problem in problems} == {"parallel.tp", "parallel.pp"}
-    assert "parallel.tp is 3 and does not divide model.heads 2" in answer["message"]
-    assert "pp 9 x dp 2 needs 18 micro-batches" in answer["message"]
+def test_what_cannot_work_is_refused_naming_the_field(spec: JobSpec) -> None:
+    odd = refusal(replace(spec, parallel=ParallelSpec(tp=3, pp=9, dp=2)))
+    assert {problem.field for problem in odd.problems} == {"parallel.tp", "parallel.pp"}
+    assert "parallel.tp is 3 and does not divide model.heads 2" in odd.message
+    assert "pp 9 x dp 2 needs 18 micro-batches" in odd.message
 
     exact = replace(spec, train=replace(spec.train, exact=True), parallel=ParallelSpec(tp=2))
-    answer = probe(replace(exact, model={**spec.model, "width": 36, "ffn": 66}), tmp_path)["refused"]
-    assert "train.exact is True, but parallel.tp 2 cuts layers.1.q inside a block: 1296 elements" in answer["message"]
+    cut = refusal(replace(exact, model={**spec.model, "width": 36, "ffn": 66}))
+    assert "train.exact is True, but parallel.tp 2 cuts layers.1.q inside a block: 1296 elements" in cut.message
 
-    missing = replace(spec, data=DataSpec(files=("/nowhere/*.txt",)))
-    assert "matches no file" in probe(missing, tmp_path)["refused"]["message"]
+    assert "matches no file" in refusal(replace(spec, data=DataSpec(files=("/nowhere/*.txt",)))).message
 
 
 def test_a_noisy_or_broken_program_cannot_spoil_the_answer(spec: JobSpec, tmp_path: Path) -> None:
