@@ -40,6 +40,8 @@ class Run:
     """Samples of a step."""
     recompute: bool
     seconds: float
+    chunks: int = 1
+    """Stages of a device, interleaved: the pipeline fills so much faster, and activations pass so much oftener."""
 
 
 def predict(run: Run, constants: Constants, measured: Measured = Measured()) -> float:
@@ -59,7 +61,13 @@ def predict(run: Run, constants: Constants, measured: Measured = Measured()) -> 
     )
     track = bench.cut((0,) * depth, run.bounds)
     ids = -(-run.batch // (run.samples * run.dp))
-    return track.fill + track.period * ids + sum(bench.after(track, run.dp, run.kind.network_gb_s)) + constants.step_s
+    oftener = 2 * bench.neighbour[0] * (run.chunks - 1)
+    return (
+        track.fill / run.chunks
+        + (track.period + oftener) * ids
+        + sum(bench.after(track, run.dp, run.kind.network_gb_s))
+        + constants.step_s
+    )
 
 
 def mean_error(runs: Sequence[Run], constants: Constants, measured: Measured = Measured()) -> float:

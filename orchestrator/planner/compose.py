@@ -300,7 +300,7 @@ class _Bulk(_Solver):
                     self.tracks.append(track)
             self._mine.append(mine)
         if not self.tracks:
-            mixed = _quickest(bench, [min(number, depths.stop - 1) for number in groups], replicas)
+            mixed = _quickest(bench, _roomiest(bench, groups, depths.stop - 1), replicas)
             self.tracks = [mixed] if mixed is not None and mixed.depth in depths else []
             self._mine = [[]]
         self.paces = [_pace(track, after) for track in self.tracks]
@@ -347,6 +347,15 @@ class _Bulk(_Solver):
             left[max(range(len(left)), key=lambda index: (left[index], index))] -= 1
         mixed = _quickest(self.bench, left, self.replicas)
         return found if mixed is None else [*found, (mixed, 1)]
+
+
+def _roomiest(bench: Bench, groups: Sequence[int], most: int) -> list[int]:
+    """At most so many tp groups, those with most memory first."""
+    counts = [0] * len(groups)
+    for index in sorted(range(len(groups)), key=lambda index: (-bench.rooms[index], index)):
+        counts[index] = min(groups[index], most)
+        most -= counts[index]
+    return counts
 
 
 def _worthwhile(bench: Bench, index: int, number: int, depths: range, replicas: int) -> list[int]:

@@ -18,20 +18,20 @@ class Constants:
     """Of the tensor peak, in a large matrix product."""
     attention_share: float = 0.80
     memory_share: float = 0.78
-    kernel_s: float = 50e-6
+    kernel_s: float = 40e-6
     """Of every kernel, besides its work."""
-    kernels: float = 5.0
+    kernels: float = 7.25
     """Of a layer's element-wise work."""
-    whole_bytes: float = 16.0
+    whole_bytes: float = 4.0
     """Moved by element-wise work per element of the residual stream and byte of its type, tp does not cut it;"""
-    split_bytes: float = 14.0
+    split_bytes: float = 4.0
     """tp cuts it;"""
-    score_bytes: float = 10.0
+    score_bytes: float = 16.0
     """and per attention score where scores reach memory."""
     backward_elementwise: float = 1.6
     """Element-wise work backward, over forward."""
     link_share: float = 0.78
-    link_latency_s: float = 15e-6
+    link_latency_s: float = 12e-6
     network_share: float = 0.80
     network_latency_s: float = 30e-6
     neighbour_factor: float = 0.8

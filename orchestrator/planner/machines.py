@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.kinds import DeviceKind
@@ -83,25 +84,24 @@ class Machines:
     def num_devices(self) -> int:
         return sum(group.nodes * group.devices for group in self.classes)
 
+    def key_of(self, node: NodeId) -> ClassKey | None:
+        return next((machine.key for machine in self.nodes if machine.node == node), None)
+
     def without(self, lost: Iterable[NodeId] = (), devices: Iterable[Device] = ()) -> Machines:
         """What is left; a node that loses a device is of another class."""
         gone, dead = set(lost), defaultdict[NodeId, set[Device]](set)
         for device in devices:
             dead[device.node].add(device)
         kinds = {one.key: one.kind for one in self.classes}
-        left = []
-        for machine in self.nodes:
-            if machine.node in gone:
-                continue
-            if machine.node in dead:
-                kept = tuple(device for device in machine.devices if device not in dead[machine.node])
-                if not kept:
-                    continue
+        left = [machine for machine in self.nodes if machine.node not in gone and machine.node not in dead]
+        hurt = []
+        for machine in self.nodes if dead else ():
+            kept = tuple(device for device in machine.devices if device not in dead[machine.node])
+            if machine.node in dead and machine.node not in gone and kept:
                 key = replace(machine.key, devices=len(kept))
                 kinds.setdefault(key, kinds[machine.key])
-                machine = replace(machine, key=key, devices=kept)
-            left.append(machine)
-        return _classed(left, kinds)
+                hurt.append(replace(machine, key=key, devices=kept))
+        return _classed(sorted([*left, *hurt], key=_order) if hurt else left, kinds)
 
 
 def machines(groups: Sequence[NodeGroup]) -> Machines:
@@ -135,7 +135,7 @@ def machines(groups: Sequence[NodeGroup]) -> Machines:
             devices = tuple(Device(node, index) for index in usable)
             domain = group.domain or f"node={node}"
             found.append(Machine(node=node, key=own, devices=devices, domain=domain))
-    return _classed(found, kinds)
+    return _classed(sorted(found, key=_order), kinds)
 
 
 def of_devices(
@@ -173,13 +173,16 @@ def slowed(kind: DeviceKind, speed: float) -> DeviceKind:
     return replace(kind, bf16_tflops=kind.bf16_tflops * speed, memory_gb_s=kind.memory_gb_s * speed)
 
 
-def _classed(found: Sequence[Machine], kinds: Mapping[ClassKey, DeviceKind]) -> Machines:
-    ordered = sorted(found, key=lambda machine: (machine.key, machine.domain, machine.node))
-    counts: dict[ClassKey, int] = defaultdict(int)
-    for machine in ordered:
-        counts[machine.key] += 1
-    classes = tuple(NodeClass(key=key, kind=kinds[key], devices=key.devices, nodes=counts[key]) for key in sorted(counts))
+def _classed(ordered: Sequence[Machine], kinds: Mapping[ClassKey, DeviceKind]) -> Machines:
+    counts: dict[ClassKey, int] = {}
+    for key, mine in groupby(ordered, key=lambda machine: machine.key):
+        counts[key] = sum(1 for _ in mine)
+    classes = tuple(NodeClass(key=key, kind=kinds[key], devices=key.devices, nodes=counts[key]) for key in counts)
     return Machines(classes=classes, nodes=tuple(ordered))
+
+
+def _order(machine: Machine) -> tuple[ClassKey, str, NodeId]:
+    return machine.key, machine.domain, machine.node
 
 
 def _group_order(group: NodeGroup) -> tuple[object, ...]:

@@ -7,8 +7,10 @@ and the same question gives the same answer to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import ceil
 
 from .ask import Ask, Batch, NoPlan, Planned, Proposal, gib
 from .compose import FEW, After, Member, alike, compose
@@ -19,6 +21,8 @@ from .pipelines import Bench, Track
 from .words import lost_by
 
 KEPT = 3
+TELLS_APART = 0.03
+"""Of a step's time: below it the model's order of two plans of one shape is no better than chance."""
 COARSE = (12, 16, 24, 32, 48, 64)
 """Guesses are rounded down to these, the last of them at most: what each replica owns hardly changes between them."""
 
@@ -63,12 +67,13 @@ def _order(way: _Way) -> tuple[float, ...]:
     return way.least_s, way.tp, way.batch.samples, way.recompute, way.network_gb_s
 
 
-def search(ask: Ask, benches: Benches | None = None) -> Planned | NoPlan:
+def search(ask: Ask, benches: Benches | None = None, below: float = float("inf")) -> Planned | NoPlan:
+    """below: seconds that a plan must beat to be of interest."""
     found: list[Proposal] = []
     losers: list[str] = []
     tried = 0
     for way in sorted(_ways(ask, benches or Benches()), key=_order):
-        if len(found) >= KEPT and way.least_s >= found[0].seconds:
+        if way.least_s >= below or (len(found) >= KEPT and way.least_s >= found[0].seconds):
             losers.append(
                 f"tp{way.tp}, micro-batches of {way.batch.samples}{', recomputing' if way.recompute else ''}: at least "
                 f"{way.least_s:.3g} s, were all its devices computing all the time"
@@ -86,10 +91,29 @@ def search(ask: Ask, benches: Benches | None = None) -> Planned | NoPlan:
     if not found:
         return _none(ask, losers)
     best = found[0]
-    ranked = [best, *(replace(one, why=lost_by(one, best)) for one in found[1:])]
+    found = [best, *(replace(one, why=lost_by(one, best)) for one in found[1:])]
+    kept = three([(one.seconds, (one.tp, one.depths, one.recompute), one.batch.samples) for one in found])
     bound = bound_s(ask)
-    kept = tuple(replace(one, bound_s=bound) for one in ranked[:KEPT])
-    return Planned(proposals=kept, losers=(*(f"{one.shape()}: {one.why}" for one in ranked[KEPT:]), *losers), tried=tried)
+    proposals = tuple(replace(found[index], bound_s=bound) for index in kept)
+    others = (f"{one.shape()}: {one.why}" for index, one in enumerate(found) if index not in kept)
+    return Planned(proposals=proposals, losers=(*others, *losers), tried=tried)
+
+
+def three(found: Sequence[tuple[float, Hashable, int]]) -> tuple[int, ...]:
+    """Which to keep of what was found, fastest first, as (seconds, shape, samples): the fastest, then other shapes.
+
+    A second one of the same shape would be wrong where the first is. Of another shape's micro-batches that the model
+    can't tell apart the smallest is kept: it leaves memory free, and more ids to deal out.
+    """
+    best_of: dict[Hashable, float] = {}
+    for seconds, shape, _ in found:
+        best_of.setdefault(shape, seconds)
+    kept = [0]
+    for shape in list(best_of)[1:KEPT]:
+        alike = [i for i, one in enumerate(found) if one[1] == shape and one[0] <= best_of[shape] * (1 + TELLS_APART)]
+        kept.append(min(alike, key=lambda i: (found[i][2], i)))
+    rest = (i for i in range(len(found)) if i not in kept)
+    return tuple(sorted([*kept, *islice(rest, max(0, KEPT - len(kept)))]))
 
 
 def bound_s(ask: Ask) -> float:
@@ -116,8 +140,29 @@ def _ways(ask: Ask, benches: Benches) -> Iterator[_Way]:
                         for number, one in zip(groups, bench.classes, strict=True)
                     )
                     if sum(used) >= ask.limits.min_groups:
-                        rate = sum(number / seconds[-1] for number, seconds in zip(used, bench.seconds, strict=True))
-                        yield _Way(batch.micro_batches / rate, tp, batch, recompute, bench, used, network)
+                        least = _least_s(bench, used, batch.micro_batches)
+                        yield _Way(least, tp, batch, recompute, bench, used, network)
+
+
+def _least_s(bench: Bench, groups: Sequence[int], ids: int) -> float:
+    """No composition is faster. A pipeline of depth p does at most p (T / w - 1) + 1 ids in T seconds, where w is what all
+    layers take, and p is at least what its copy of the model needs.
+    """
+    copy = bench.params[-1] * bench.rules.copy_bytes
+    rows = [
+        (number, seconds[-1], 1.0 - 1.0 / max(1.0, ceil(copy / room)))
+        for number, seconds, room in zip(groups, bench.seconds, bench.rooms, strict=True)
+        if number and room > 0
+    ]
+    least = float("inf")
+    while rows:
+        rate = sum(number / whole for number, whole, _ in rows)
+        least = (ids + sum(number * idle for number, _, idle in rows)) / rate
+        useful = [row for row in rows if least > row[1] * row[2]]
+        if len(useful) == len(rows):
+            break
+        rows = useful
+    return least
 
 
 def _proposal(way: _Way, ask: Ask) -> Proposal | str:
@@ -130,7 +175,9 @@ def _proposal(way: _Way, ask: Ask) -> Proposal | str:
         if members and way.least_s + bench.least_after(guess, network) >= price(bench, members).total:
             continue
         found = compose(bench, way.groups, ids, ask.limits, guess, _after(bench, guess, network))
-        if not found or _overfull(bench, found, sum(len(member.ids) for member in found)):
+        if not found and sum(way.groups) > FEW:
+            break  # fewer to share out state would need more memory still
+        if not found or overfull(bench, found, sum(len(member.ids) for member in found)):
             continue
         if not members or price(bench, found).total < price(bench, members).total:
             members = found
@@ -224,7 +271,7 @@ def _memory(bench: Bench, members: tuple[Member, ...]) -> dict[str, tuple[float,
     return dict(sorted(found.items()))
 
 
-def _overfull(bench: Bench, members: tuple[Member, ...], replicas: int) -> bool:
+def overfull(bench: Bench, members: tuple[Member, ...], replicas: int) -> bool:
     return any(
         bench.bytes_of(member.track, stage, member.ids[0], replicas) > usable(bench.classes[index].kind) * (1 + 1e-9)
         for member in members

@@ -7,39 +7,22 @@ import sys
 from collections import Counter
 from itertools import pairwise
 
-import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.domain.kinds import GIB, KINDS, DeviceKind
+from benchmarks.planner_gap import worst_gap
+from orchestrator.domain.kinds import KINDS
 from orchestrator.planner.ask import NoPlan, Planned
 from orchestrator.planner.compose import Limits
-from orchestrator.planner.machines import Machines, NodeGroup, machines
+from orchestrator.planner.machines import NodeGroup, machines
 from orchestrator.planner.memory import Rules, usable
 from orchestrator.planner.search import search
-from tests.planning import a_cluster, a_model, an_ask, fastest_of_all
-
-SMALL = DeviceKind(name="small", memory_bytes=2 * GIB, bf16_tflops=40, memory_gb_s=400, link_gb_s=20, network_gb_s=5)
+from tests.planning import a_cluster, a_model, an_ask
 
 
-@pytest.mark.parametrize(
-    ("cluster", "layers", "micro_batches", "rules"),
-    [
-        (a_cluster(("A100", 12, 1)), 4, 24, Rules(mirrors=0)),
-        (a_cluster(("A100", 2, 1), ("H100", 2, 1)), 5, 12, Rules(mirrors=0)),
-        (a_cluster(("A100", 1, 2), ("H100", 1, 2), ("V100", 1, 2)), 4, 9, Rules(mirrors=0)),
-        (a_cluster(("A100", 2, 1), ("B200", 1, 2)), 6, 7, Rules(mirrors=0)),
-        (a_cluster(("V100", 2, 2), ("H100", 1, 1)), 3, 16, Rules(mirrors=1)),
-        (a_cluster((SMALL, 4, 1), ("A100", 1, 1)), 6, 8, Rules(mirrors=1)),
-        (a_cluster((SMALL, 6, 1)), 6, 12, Rules(mirrors=1)),
-    ],
-)
-def test_no_plan_is_more_than_one_per_cent_faster(cluster: Machines, layers: int, micro_batches: int, rules: Rules) -> None:
-    ask = an_ask(a_model(layers), cluster, micro_batches, rules=rules)
-    best = fastest_of_all(ask)
-    found = search(ask)
-    assert isinstance(found, Planned), found
-    assert best * (1 - 1e-9) <= found.best.seconds <= best * 1.01
+def test_no_plan_is_more_than_one_per_cent_faster() -> None:
+    """Than the search's, of every order of classes, split, set of pipelines and sharing of ids on small clusters."""
+    assert -1e-9 <= worst_gap() <= 0.01
 
 
 PHASES = [phase for phase in Phase if phase is not Phase.shrink]
@@ -49,7 +32,7 @@ kinds = st.sampled_from(["A100", "H100", "V100", "L4"])
 clusters = st.lists(st.tuples(kinds, st.integers(1, 5), st.sampled_from([1, 2, 4, 8])), min_size=1, max_size=4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(clusters, st.integers(1, 40), st.sampled_from([2, 7, 16]), st.sampled_from([1024, 4096]))
 def test_every_plan_is_whole(nodes: list[tuple[str, int, int]], ids: int, layers: int, hidden: int) -> None:
     cluster = a_cluster(*nodes)
@@ -72,7 +55,7 @@ def test_every_plan_is_whole(nodes: list[tuple[str, int, int]], ids: int, layers
     assert not found.best.why and all(one.why for one in found.proposals[1:])
 
 
-@settings(max_examples=12, deadline=None, phases=PHASES)
+@settings(max_examples=8, deadline=None, phases=PHASES)
 @given(st.integers(1, 5), st.integers(0, 4), st.sampled_from(["A100", "H100"]), st.integers(6, 30))
 def test_another_node_never_makes_it_slower(a100: int, h100: int, kind: str, ids: int) -> None:
     before = {"A100": a100, "H100": h100}

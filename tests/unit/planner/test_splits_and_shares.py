@@ -7,9 +7,9 @@ from itertools import accumulate, pairwise, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.planner_gap import all_splits
 from orchestrator.planner.shares import Pace, fill_water, share_ids
 from orchestrator.planner.split import exact_split
-from tests.planning import all_splits
 
 layer_costs = st.lists(st.integers(1, 20), min_size=1, max_size=8)
 speeds = st.lists(st.integers(1, 5), min_size=1, max_size=5)
