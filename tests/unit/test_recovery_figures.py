@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from api.views import IncidentView, JobView, PlanView, SeatView, SpareView, StepView
+from api.views import IncidentView, JobView, PlanView, SeatView, SizeView, SpareView, StepView
 from benchmarks.alarms import FALSE_ALARMS, gauge
 from benchmarks.cluster import NODES, NotMeasured
 from benchmarks.peer import PeerStep, parsed
@@ -58,7 +58,7 @@ def a_job(
         recoveries=0, plan_summary=None, created_at=now, started_at=now, finished_at=None, labels={}, tokens_per_step=1,
         typical_step_s=0.2, num_params=None, plan=plan, incidents=tuple(incidents), checkpoint=None, failure=None, spec={},
         spares=tuple(SpareView(node=f"s{i}", devices=(), is_ready=ready) for i, ready in enumerate(spares)),
-        at_risk=at_risk,
+        at_risk=at_risk, size=SizeView(min_devices=0, max_devices=0, target=0),
     )  # fmt: skip
 
 
