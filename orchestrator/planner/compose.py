@@ -29,6 +29,8 @@ FEW = 24
 CLOSE = 1e-4
 """Relative; below it bisection gives way to steps from one solution to the next better one."""
 MAX_STEPS = 60
+POLISH = 1.03
+"""What a mixed pipeline of the leftovers may make of a composition, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +59,18 @@ Found = list[tuple[Track, int]]
 
 
 def compose(
-    bench: Bench, groups: Sequence[int], ids: int, limits: Limits, replicas: int, after: After
+    bench: Bench,
+    groups: Sequence[int],
+    ids: int,
+    limits: Limits,
+    replicas: int,
+    after: After,
+    below: float = float("inf"),
 ) -> tuple[Member, ...]:
-    """The members of the fastest composition found; none where no pipeline fits. replicas: so many share out state."""
+    """The members of the fastest composition found; none where no pipeline fits, or nothing gets below so many seconds.
+
+    replicas: so many share out state.
+    """
     most = min(limits.most_depth, len(bench.model.layers), ids)
     if limits.replicas is not None:
         # A number of pipelines is asked for: alike in depth.
@@ -79,7 +90,7 @@ def compose(
         solver: _Solver = _Whole(bench, groups, depths, replicas, after, replicas if is_counted else 0)
     else:
         solver = _Bulk(bench, groups, depths, replicas, after)
-    return _bisected(solver, ids, after)
+    return _bisected(solver, ids, after, below)
 
 
 def alike(
@@ -115,8 +126,13 @@ class _Solver:
         return found
 
 
-def _bisected(solver: _Solver, ids: int, after: After) -> tuple[Member, ...]:
+def _bisected(solver: _Solver, ids: int, after: After, below: float) -> tuple[Member, ...]:
     if not solver.tracks:
+        return ()
+    if (
+        below < float("inf")
+        and solver.most_ids([min(ids, pace.ids_within(below * POLISH)) for pace in solver.paces])[0] < ids
+    ):
         return ()
     best: tuple[Member, ...] = ()
     low, high = 0.0, float("inf")

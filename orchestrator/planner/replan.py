@@ -144,6 +144,8 @@ def replan(
     options = []
     if absorbed := _running(loss, outlook, bench, loss.whole(), Rung.ABSORB, 0.0, 0.0, horizon):
         options.append(absorbed)
+    if options and not loss.broken:
+        return replace(options[0], reason="nothing that runs was on it; the plan stays as it is")
     if repaired := _repaired(loss, outlook, bench, horizon):
         options.append(repaired)
     bound = min((change.cost_s for change in options), default=float("inf"))

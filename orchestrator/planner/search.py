@@ -80,7 +80,8 @@ def search(ask: Ask, benches: Benches | None = None, below: float = float("inf")
             )
             continue
         tried += 1
-        proposal = _proposal(way, ask)
+        limit = min(below, found[0].seconds) if len(found) >= KEPT else below
+        proposal = _proposal(way, ask, limit)
         if isinstance(proposal, str):
             losers.append(proposal)
             continue
@@ -165,7 +166,7 @@ def _least_s(bench: Bench, groups: Sequence[int], ids: int) -> float:
     return least
 
 
-def _proposal(way: _Way, ask: Ask) -> Proposal | str:
+def _proposal(way: _Way, ask: Ask, below: float) -> Proposal | str:
     """The best of one way, or why there is none."""
     bench, ids = way.bench, way.batch.micro_batches
     shape = f"tp{way.tp}, micro-batches of {way.batch.samples}"
@@ -174,7 +175,7 @@ def _proposal(way: _Way, ask: Ask) -> Proposal | str:
     for guess in _guesses(way, ask):
         if members and way.least_s + bench.least_after(guess, network) >= price(bench, members).total:
             continue
-        found = compose(bench, way.groups, ids, ask.limits, guess, _after(bench, guess, network))
+        found = compose(bench, way.groups, ids, ask.limits, guess, _after(bench, guess, network), below)
         if not found and sum(way.groups) > FEW:
             break  # fewer to share out state would need more memory still
         if not found or overfull(bench, found, sum(len(member.ids) for member in found)):
@@ -188,7 +189,7 @@ def _proposal(way: _Way, ask: Ask) -> Proposal | str:
             if found and (not members or price(bench, found).total < price(bench, members).total):
                 members = found
     if not members:
-        return f"{shape}: {_why_none(way, ask)}"
+        return f"{shape}: {_why_none(way, ask, below)}"
     return Proposal(
         tp=way.tp,
         batch=way.batch,
@@ -282,8 +283,10 @@ def overfull(bench: Bench, members: tuple[Member, ...], replicas: int) -> bool:
 # --- why not -------------------------------------------------------------------------------------------------------------
 
 
-def _why_none(way: _Way, ask: Ask) -> str:
+def _why_none(way: _Way, ask: Ask, below: float) -> str:
     bench, limits = way.bench, ask.limits
+    if below < float("inf"):
+        return f"does not get below {below:.3g} s"
     replicas, ids = limits.replicas or 1, way.batch.micro_batches
     total = sum(way.groups)
     if limits.least_depth * replicas > total:
