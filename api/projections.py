@@ -46,7 +46,7 @@ def job(record: JobRecord) -> views.JobView:
         ),
         at_risk=record.at_risk,
         false_alarms=record.false_alarms,
-        checkpoint=next(map(checkpoint, checkpoints_of(record)), None),
+        checkpoint=next(iter(checkpoints(record)), None),
         failure=_failure(record),
         attempts=_attempts(record),
         spec=job_file(record.spec),
@@ -251,25 +251,36 @@ def _incident(item: Incident) -> views.IncidentView:
     )
 
 
-def checkpoint(one: CheckpointRef) -> views.CheckpointView:
+def checkpoints(record: JobRecord) -> list[views.CheckpointView]:
+    """Newest first."""
+    known = (record.checkpoint, *record.older) if record.checkpoint else ()
+    found: list[views.CheckpointView] = []
+    read: int | None = 0
+    before: CheckpointRef | None = None
+    for one in reversed(known):  # an entry comes after what it is read through
+        goes_on = before is not None and (one.generation, one.step - 1) == (before.generation, before.step)
+        base = read if one.depth and goes_on else (None if one.depth else 0)
+        read = base + one.total_bytes if base is not None and one.total_bytes is not None else None
+        found.append(_checkpoint(one, read))
+        before = one
+    return found[::-1]
+
+
+def _checkpoint(one: CheckpointRef, total_bytes: int | None) -> views.CheckpointView:
     return views.CheckpointView(
         step=one.step,
         generation=one.generation,
         path=one.path,
-        kind=one.kind,
+        kind="entry" if one.depth else "base",
+        depth=one.depth,
         new_bytes=one.new_bytes,
-        total_bytes=one.total_bytes,
+        total_bytes=total_bytes,
         seconds=one.seconds or None,
         at=instant(one.at) if one.at else None,
         verified=one.is_proven,
         tier="local+shared" if one.local else "shared",
         local=one.local,
     )
-
-
-def checkpoints_of(record: JobRecord) -> tuple[CheckpointRef, ...]:
-    """Newest first."""
-    return (record.checkpoint, *record.older) if record.checkpoint else ()
 
 
 def _failure(record: JobRecord) -> views.FailureView | None:

@@ -10,13 +10,15 @@ import dataclasses
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
+from orchestrator.domain.checkpoint import LONGEST_JOURNAL
 from orchestrator.domain.cluster import KINDS
 from orchestrator.domain.codec import decode
 from orchestrator.domain.errors import FieldProblem, Refused
 from orchestrator.domain.size import Size
 from orchestrator.domain.spec import (
+    Auto,
     Backend,
     CheckpointSpec,
     DataSpec,
@@ -25,6 +27,7 @@ from orchestrator.domain.spec import (
     Exact,
     JobSpec,
     ParallelSpec,
+    Policy,
     RecoverySpec,
     TrainSpec,
     Verify,
@@ -80,6 +83,19 @@ LabelWord = Annotated[
         json_schema_extra={"allowed": "1..63 letters, digits, dots, dashes or underscores, a letter or digit at both ends"},
     ),
 ]
+
+
+def _count_or_auto(value: object) -> object:
+    if value != "auto" and not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9):
+        raise ValueError("must be a whole number 0..1000000000 or auto")
+    return value
+
+
+Every = Annotated[
+    int | Auto,
+    BeforeValidator(_count_or_auto),
+    Field(json_schema_extra={"allowed": "a whole number 0..1000000000 or auto"}),
+]
 Folder = Annotated[str, Field(pattern=r"^(/|$)", max_length=4096, json_schema_extra={"allowed": "an absolute path"})]
 Degree = Annotated[int, Field(strict=True, ge=1, le=65536)]
 
@@ -131,7 +147,8 @@ class ParallelSection(Request):
 
 
 class CheckpointSection(Request):
-    every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "every")
+    policy: Policy = _default(CheckpointSpec, "policy")
+    every: Every = _default(CheckpointSpec, "every")
     keep_last: Annotated[Whole, Field(ge=1, le=1000)] = _default(CheckpointSpec, "keep_last")
     keep_every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "keep_every")
     keep_best: Annotated[Whole, Field(ge=0, le=1000)] = _default(CheckpointSpec, "keep_best")
@@ -212,6 +229,22 @@ def _contradictions(job: JobFile) -> tuple[FieldProblem, ...]:
     if "warmup_steps" in train.model_fields_set and train.warmup_steps > train.steps:
         message = f"train.warmup_steps is {train.warmup_steps}, more than all {train.steps} steps; lower it"
         found.append(_too_high("train.warmup_steps", train.warmup_steps, message, train.steps))
+    every = job.checkpoint.every
+    if job.checkpoint.policy == "journal" and every != "auto" and not 2 <= every <= LONGEST_JOURNAL:
+        said = (
+            "no checkpoints are made then"
+            if not every
+            else "no step is left between two whole states"
+            if every == 1
+            else f"restoring would make up to {every - 1} steps again, {LONGEST_JOURNAL} is the limit"
+        )
+        message = (
+            f"checkpoint.policy is journal and checkpoint.every is {every}: {said}; "
+            f"set it to 2..{LONGEST_JOURNAL} or auto, or checkpoint.policy to full"
+        )
+        found.append(
+            FieldProblem(field="checkpoint.every", value=every, message=message, allowed=f"2..{LONGEST_JOURNAL} or auto")
+        )
     if job.checkpoint.weights_only and not job.checkpoint.restore_from:
         message = "checkpoint.weights_only is true and checkpoint.restore_from names no checkpoint; name one"
         found.append(FieldProblem(field="checkpoint.weights_only", value=True, message=message, allowed="false"))

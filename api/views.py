@@ -145,15 +145,17 @@ class IncidentView(View):
 
 
 class CheckpointView(View):
-    """A committed checkpoint. kind: base, or journal on top of the one before; seconds: from snapshot to commit.
+    """A committed checkpoint. kind: base, or entry: the gradient that leads to it from the step before.
 
-    new_bytes: what it added to the disk, total_bytes: what restoring it reads; None where nobody measured.
+    depth: entries from its base to it, which are all read to restore it. new_bytes: what it added to the disk, total_bytes:
+    what restoring it reads, seconds: what its slowest host took to write it; None where nobody measured.
     """
 
     step: int
     generation: int
     path: str
     kind: str = "base"
+    depth: int = 0
     new_bytes: int | None = None
     total_bytes: int | None = None
     seconds: float | None = None

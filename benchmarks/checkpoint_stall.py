@@ -108,7 +108,7 @@ class _Measured:
             tray.lay_out(held)
         if len(self._quiet) < QUIET_STEPS or self._host.is_busy or tray.is_touching:
             return
-        assert tray.is_ready(held)
+        assert tray.is_ready(held, EVERY)
         tray.waited_s = 0.0
         self._taken.append(_timed(lambda: tray.take(held, G, answer)))
 
@@ -131,9 +131,9 @@ class _TimedTray(Tray):
 
     waited_s = 0.0
 
-    def copied(self) -> None:
+    def copied(self, *, entry: bool = False) -> None:
         begun = time.perf_counter()
-        super().copied()
+        super().copied(entry=entry)
         self.waited_s += time.perf_counter() - begun
 
 
@@ -158,7 +158,7 @@ class _Host:
         self._dispatch = Dispatch(order, self._hear)
         self._handed = self._written = 0
         fds = tuple(map(os.dup, self._custody.fds))
-        self.tray = _TimedTray(fds, ME, EVERY, torch.device("cpu"), lambda _: self._collect(), lambda _: False)
+        self.tray = _TimedTray(fds, ME, torch.device("cpu"), lambda _: self._collect(), lambda _: False)
         self.most_bytes = 0
         self._stop = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="sampler", daemon=True)

@@ -115,7 +115,7 @@ def _holding(spec: JobSpec, device: CudaDevice) -> dict[str, float]:
     held = Holdings(buckets(plan, profile), Rank(0), None, Generation(1), device.torch_device)
     answer = Answer(step=Step(1), norm=1.0, losses=(1.0,))
     custody = Custody(plan.devices[0])
-    tray = Tray(tuple(map(os.dup, custody.fds)), plan.devices[0], 1, device.torch_device, lambda _: None, lambda _: False)
+    tray = Tray(tuple(map(os.dup, custody.fds)), plan.devices[0], device.torch_device, lambda _: None, lambda _: False)
     tray.lay_out(held)
     while tray.is_touching:
         time.sleep(0.01)

@@ -26,12 +26,16 @@ class Direct:
     def lay_out(self, held: Holdings) -> None:
         return
 
-    def is_ready(self, held: Holdings) -> bool:
+    def is_ready(self, held: Holdings, every: int) -> bool:
         return True
 
-    def take(self, held: Holdings, generation: Generation, answer: Answer | None) -> None:
+    def take(self, held: Holdings, generation: Generation, answer: Answer | None, *, is_entry: bool = False) -> None:
         self.failure = None
-        snapshot = Snapshot.of(held, generation, answer)
+        if is_entry:
+            assert answer is not None
+            snapshot = Snapshot.of_gradient(held, generation, answer)
+        else:
+            snapshot = Snapshot.of(held, generation, answer)
         try:
             shard = self._writer.write(snapshot)
         except OSError as error:
@@ -39,7 +43,7 @@ class Direct:
         else:
             self._shards.append(ShardSaved(generation=generation, step=held.step, shard=shard))
 
-    def copied(self) -> None:
+    def copied(self, *, entry: bool = False) -> None:
         return
 
     def skip(self, step: Step, generation: Generation, why: str) -> None:

@@ -22,6 +22,7 @@ from orchestrator.domain.protocol import (
     FormGeneration,
     InjectFault,
     SaveSoon,
+    SetPacing,
     StopAfter,
 )
 
@@ -74,6 +75,8 @@ class Control:
                 self._orders.stop_after(order.generation)
             case SaveSoon():
                 self._orders.save_soon(order)
+            case SetPacing():
+                self._orders.set_pacing(order)
             case EndJoin():
                 self._orders.end_join(order.generation)
             case BeginJoin():

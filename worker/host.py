@@ -46,6 +46,7 @@ from orchestrator.domain.protocol import (
     RanksStalled,
     SaveSoon,
     SelfTest,
+    SetPacing,
     ShardNotSaved,
     StopAfter,
     Together,
@@ -58,7 +59,7 @@ from .injection import Injection, kill_this_process
 from .isolation import GRACE_S, Isolation
 from .leave import Leave
 from .lookout import Lookout
-from .mail import FromRank, HandedOver, Passed, Raised, StandsBy, order_frame
+from .mail import Between, FromRank, HandedOver, Passed, Raised, StandsBy, order_frame
 from .outbox import Outbox
 from .page.reader import Sight
 from .processes import look_at
@@ -182,7 +183,7 @@ class Host:
                 self._form(request)
             case CloseGeneration():
                 self._close_generation(request.generation)
-            case BeginJoin() | StopAfter() | SaveSoon() | EndJoin():
+            case BeginJoin() | StopAfter() | SaveSoon() | SetPacing() | EndJoin():
                 self._pass_on(request)
             case KillRank():
                 self._kill(request)
@@ -244,8 +245,7 @@ class Host:
                 crew.post(seat, frame)
         self._isolation.move(time.monotonic())
 
-    def _pass_on(self, order: BeginJoin | StopAfter | SaveSoon | EndJoin) -> None:
-        """Each rank knows whether it is meant."""
+    def _pass_on(self, order: Between) -> None:
         crew, frame = self._opened_crew(), order_frame(order)
         for seat in crew.seats:
             if seat.is_living:

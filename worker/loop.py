@@ -17,6 +17,8 @@ from time import perf_counter
 
 import torch
 
+from orchestrator.domain.checkpoint import Pacing
+from orchestrator.domain.course import Course
 from orchestrator.domain.generation import Answer, Disagrees, Finding, Held, RankReport
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.layout import buckets
@@ -118,6 +120,7 @@ class Trainer:
             feeders=self._feeders,
             snapshots=self._snapshots,
             progress=self._progress,
+            course=Course(pacing=form.pacing or Pacing.asked_for(self._spec.checkpoint), last=Step(self._spec.train.steps)),
         )
         if self._spec.checkpoint.every:
             self._snapshots.lay_out(held)
@@ -126,17 +129,20 @@ class Trainer:
                 self._stint.catch_up(session, step)
         return {"build": built - begun, "transfer": moved - built, "gather": gathered - moved}
 
-    def step(self, session: Session, step: Step, *, stop: bool = False, save: bool = False) -> Answer:
+    def step(
+        self, session: Session, step: Step, *, stop: bool = False, save: bool = False, pacing: Pacing | None = None
+    ) -> Answer:
         """One optimizer step, the one after what is held.
 
-        stop, save: this rank was asked to. The vote tells the others, so that all do after the same step: see `is_stopped`.
+        stop, save, pacing: this rank was asked to. The vote tells the others, so that all do after the same step: see
+        `is_stopped`.
         Raises Aborted, PeerLost, NotSaved; Corrupted and TrainingDiverged, which are in the next report too.
         """
         held, stint = self._kept.holdings, self._stint
         if stint is None or held is None or held.step != step - 1:
             raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
         with self._noting(session.generation):
-            return stint.step(session, step, stop, save)
+            return stint.step(session, step, stop, save, pacing)
 
     @property
     def is_stopped(self) -> bool:

@@ -34,6 +34,7 @@ from orchestrator.domain.protocol import (
     RankReady,
     RankReported,
     SaveSoon,
+    SetPacing,
     ShardNotSaved,
     StopAfter,
 )
@@ -51,7 +52,9 @@ class StandBy:
     plan: Plan
 
 
-ToRank: TypeAlias = FormGeneration | CloseGeneration | BeginJoin | StopAfter | SaveSoon | EndJoin | InjectFault | StandBy
+Between: TypeAlias = BeginJoin | StopAfter | SaveSoon | SetPacing | EndJoin
+"""What ranks take into account between two steps, and each knows whether it is meant."""
+ToRank: TypeAlias = FormGeneration | CloseGeneration | Between | InjectFault | StandBy
 
 _ORDER, _SAID, _PASSED = b"O", b"S", b"P"
 _LENGTH = struct.Struct("<I")

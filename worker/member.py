@@ -140,7 +140,13 @@ class Member:
         step = step_of(form.restore)
         while step < last:
             step = Step(step + 1)
-            trainer.step(session, step, stop=orders.is_to_stop(generation), save=orders.take_save(generation))
+            trainer.step(
+                session,
+                step,
+                stop=orders.is_to_stop(generation),
+                save=orders.take_save(generation),
+                pacing=orders.take_pacing(generation),
+            )
             for begin in orders.feeds(generation):
                 trainer.feed(begin, job_cookie(self._job.order.job))
             if trainer.is_stopped and step < last:

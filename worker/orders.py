@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from orchestrator.domain.checkpoint import Pacing
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.protocol import BeginJoin, CloseGeneration, FormGeneration, SaveSoon
+from orchestrator.domain.protocol import BeginJoin, CloseGeneration, FormGeneration, SaveSoon, SetPacing
 
 from .donation import Donation
 from .joining import Joining
@@ -39,6 +40,7 @@ class Orders:
         """Newcomers to give state to, from the control thread to the training loop."""
         self._stop_after = Generation(0)
         self._save_soon = Generation(0)
+        self._pacing: SetPacing | None = None
         self._ended_join = Generation(0)
         self.reported = Generation(0)
         """The last generation that needs no report any more; the training thread's own, but for handing over."""
@@ -95,6 +97,14 @@ class Orders:
             self._save_soon = Generation(0)
         return is_asked
 
+    def take_pacing(self, generation: Generation) -> Pacing | None:
+        """What this rank was told of this generation's checkpoints, and has not told the others yet: now it does."""
+        order = self._pacing
+        if order is None or order.generation != generation:
+            return None
+        self._pacing = None
+        return order.pacing
+
     def feeds(self, generation: Generation) -> Iterator[BeginJoin]:
         """Newcomers to begin to give state to in this generation, each once."""
         while not self._feeds.empty():
@@ -136,6 +146,10 @@ class Orders:
     def save_soon(self, order: SaveSoon) -> None:
         if order.device == self._me:
             self._save_soon = order.generation
+
+    def set_pacing(self, order: SetPacing) -> None:
+        if order.device == self._me:
+            self._pacing = order
 
     def begin_join(self, order: BeginJoin) -> None:
         """Feed newcomers, receive as one, or expect what a donor's successor gives; what of it this rank is meant by."""

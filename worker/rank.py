@@ -111,9 +111,7 @@ class _Rank:
             tokens=self._job.tokens,
             me=self._me,
             progress=progress,
-            snapshots=Tray(
-                self._slots, self._me, order.spec.checkpoint.every, device.torch_device, self._say, self._orders.is_closed
-            ),
+            snapshots=Tray(self._slots, self._me, device.torch_device, self._say, self._orders.is_closed),
             device=device.torch_device,
             kind=order.kind,
         )

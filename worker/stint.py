@@ -4,17 +4,19 @@
             ^                                                                        |`- passed: the step is committed
             `---- exact mode, where the scale did not fit: everybody runs it again --'
 
-It owns the order within a step and what is compared and saved after it. It refuses to know how its seat came about and what
-becomes of what it raises.
+It owns the order within a step and what is compared and saved after it: the state, or of a journal entry the gradient that
+led to it. It refuses to know how its seat came about and what becomes of what it raises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from orchestrator.domain.checkpoint import CheckpointKind, Pacing
+from orchestrator.domain.course import Course
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Step
 from orchestrator.domain.spec import JobSpec
@@ -32,10 +34,14 @@ from .state.buffers import Buffers
 from .state.holdings import Holdings
 from .state.kept import Kept
 
+_WORDS = 4
+"""Of a ballot, before what is compared: ranks asked to stop, ranks asked to save, ranks without room, the new pacing."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class Stint:
-    """held: what `kept` holds, laid out for this generation; feeders: told of each update, and stopped by who ends this."""
+    """held: what `kept` holds, laid out for this generation; feeders: told of each update, and stopped by who ends this.
+    course: what is saved, decided from votes alone."""
 
     spec: JobSpec
     stage: StageRunner
@@ -48,14 +54,17 @@ class Stint:
     feeders: Feeders
     snapshots: Snapshots
     progress: Progress
+    course: Course
 
     def catch_up(self, session: Session, step: Step) -> None:
         """The generation that committed `step` may not have lived to compare it, or to write all of its shards."""
-        if self._is_due(step):
+        if self.course.pacing.is_journal and step < self.course.last:
+            return  # the next one is a base
+        if self.course.due(step) is not None:
             self._compare(step)
-            self._save(session, num_full=int(self._has_no_room(step)))
+            self._save(session, "base", num_full=int(self._has_no_room(step)))
 
-    def step(self, session: Session, step: Step, stop: bool, save: bool = False) -> Answer:
+    def step(self, session: Session, step: Step, stop: bool, save: bool = False, pacing: Pacing | None = None) -> Answer:
         """The step after what is held; see Trainer.step."""
         data, held, gradients, kept = self.data, self.held, self.gradients, self.kept
         generation, progress = session.generation, self.progress
@@ -67,6 +76,7 @@ class Stint:
                 losses = self._computed(session, step)
             progress.phase(Phase.REDUCE, generation, step)
             faultpoint("before_reduce")
+            self.snapshots.copied(entry=True)
             data.reduce()
             faultpoint("after_reduce")
             data.mirror()
@@ -74,9 +84,9 @@ class Stint:
             faultpoint("before_vote")
             ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
             self._vote_for(step)
-            words = ballot.new_tensor([float(stop), float(save), float(self._has_no_room(step))])
+            words = ballot.new_tensor([float(stop), float(save), float(self._has_no_room(step)), _word(pacing)])
             total = session.vote(torch.cat([words, self.copies.ballot(held), ballot]), gradients.num_maxima)
-            sums, found = total[3 : 3 + Copies.NUM_ENTRIES], total[3 + Copies.NUM_ENTRIES :]
+            sums, found = total[_WORDS : _WORDS + Copies.NUM_ENTRIES], total[_WORDS + Copies.NUM_ENTRIES :]
             try:
                 if self.copies.agree(sums, held, step):
                     answer = gradients.answer(found, session.plan.world_size, step)
@@ -103,12 +113,15 @@ class Stint:
         data.gather()
         faultpoint("after_gather")
         # Last of all, so that what is saved is what was agreed on.
-        is_due = self._is_due(step) or bool(total[1] > 0)
-        if self.copies.is_due(step, is_due):
+        if total[3] > 0:
+            self.course = replace(self.course, pacing=_pacing(int(total[3])))
+        kind = self.course.due(step, is_asked=bool(total[1] > 0))
+        # An entry is made again from a base and what all had agreed on: what is in memory now is no part of it.
+        if self.copies.is_due(step, kind == "base"):
             self.copies.compare(held)
-        if is_due:
+        if kind is not None:
             progress.phase(Phase.SAVE, generation, step)
-            self._save(session, num_full=int(total[2]))
+            self._save(session, kind, num_full=int(total[2]))
         return answer
 
     def _computed(self, session: Session, step: Step) -> Mapping[int, float]:
@@ -133,15 +146,12 @@ class Stint:
         if self.copies.is_due(step, True):
             self.copies.compare(self.held)
 
-    def _is_due(self, step: Step) -> bool:
-        every = self.spec.checkpoint.every
-        return bool(every) and step > 0 and (step % every == 0 or step == self.spec.train.steps)
-
     def _has_no_room(self, step: Step) -> bool:
         """Whether a snapshot after this step could not be taken at once, should there be one; the last is waited for."""
-        return not self.snapshots.is_ready(self.held) and step < self.spec.train.steps
+        every = 1 if self.course.pacing.is_journal else self.course.pacing.every
+        return not self.snapshots.is_ready(self.held, every) and step < self.spec.train.steps
 
-    def _save(self, session: Session, num_full: int) -> None:
+    def _save(self, session: Session, kind: CheckpointKind, num_full: int) -> None:
         """num_full: ranks without room for a snapshot. One without it would make everybody else's worthless."""
         held, generation = self.held, session.generation
         answer = self.kept.answer if self.kept.answer is not None and self.kept.answer.step == held.step else None
@@ -151,7 +161,19 @@ class Stint:
                 held, generation, answer, lambda: self.progress.phase(Phase.SAVE, generation, held.step)
             )
         elif not num_full:
-            self.snapshots.take(held, generation, answer)
-        elif session.seat.rank == 0:
-            what = f"{num_full} of {session.plan.world_size} ranks still have two snapshots that are not written"
-            self.snapshots.skip(held.step, generation, f"{what}: they come faster than the disk takes them")
+            self.snapshots.take(held, generation, answer, is_entry=kind == "journal")
+            self.course = self.course.saved(held.step, kind)
+        else:
+            self.course = self.course.skipped()
+            if session.seat.rank == 0:
+                what = f"{num_full} of {session.plan.world_size} ranks still have two snapshots that are not written"
+                self.snapshots.skip(held.step, generation, f"{what}: they come faster than the disk takes them")
+
+
+def _word(pacing: Pacing | None) -> float:
+    """In a ballot; 0 where nothing changes."""
+    return float(2 * pacing.every + pacing.is_journal) if pacing is not None else 0.0
+
+
+def _pacing(word: int) -> Pacing:
+    return Pacing(every=word // 2, is_journal=bool(word % 2))

@@ -16,7 +16,7 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["checkpoints"])
 @router.get("/{job_id}/checkpoints")
 async def list_checkpoints(desk: TheDesk, job_id: TheJobId) -> list[views.CheckpointView]:
     """Those the job could be restored from, newest first; the one it began with is among them."""
-    return [projections.checkpoint(one) for one in projections.checkpoints_of(await desk.get(job_id))]
+    return projections.checkpoints(await desk.get(job_id))
 
 
 @router.post("/{job_id}:checkpoint", status_code=202)

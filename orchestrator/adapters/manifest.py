@@ -22,7 +22,7 @@ from ..domain.generation import Answer
 from ..domain.ids import Generation, NodeId, Step
 from . import index as indexes
 from .durable import DISK, Disk, write_durably
-from .folder import committed, going, latest, live_shares, named_packs, prune
+from .folder import going, latest, live_shares, named_packs, prune
 from .index import FORMAT, GRADIENT, STATE, CheckpointCorrupt, CheckpointTooNew, Index
 from .sealed import (
     KINDS_OF,
@@ -125,6 +125,7 @@ def commit(
         path=str(path),
         answer=answer,
         kind=kind,
+        depth=parent.depth + 1 if parent else 0,
         total_bytes=total_bytes,
         new_bytes=new_bytes,
         local=_local_nodes(shards),
@@ -148,16 +149,19 @@ def _one_kind(path: Path, parts: Sequence[Index]) -> Kind:
 
 def _parent(directory: Path, step: Step, generation: Generation) -> Manifest:
     """Of a journal entry. It is of the same generation: what others left may have been rolled back since."""
-    for ref in committed(directory):
-        if (ref.step, ref.generation) == (step - 1, generation):
-            parent = load_manifest(Path(ref.path))
-            if parent.depth >= LONGEST_CHAIN:
-                raise CheckpointIncomplete(f"{ref.path} is {parent.depth} steps from its base; the next is a base again")
-            return parent
-        if (ref.generation, ref.step) < (generation, step - 1):
-            break
-    wanted = directory_name(Step(step - 1), generation)
-    raise CheckpointIncomplete(f"{directory}: no checkpoint {wanted} for the journal of step {step} to go on from")
+    path = directory / directory_name(Step(step - 1), generation)
+    try:
+        parent = load_manifest(path)
+        # What that one goes on from was looked at when it was committed itself.
+        indexes.check_packs(path, parent.packs)
+        for shard in parent.shards:
+            indexes.check(path, shard)
+    except CheckpointCorrupt as error:
+        said = f"{directory}: no checkpoint {path.name} for the journal of step {step} to go on from ({error})"
+        raise CheckpointIncomplete(said) from error
+    if parent.depth >= LONGEST_CHAIN:
+        raise CheckpointIncomplete(f"{path} is {parent.depth} steps from its base; the next is a base again")
+    return parent
 
 
 def _check_partition(path: Path, parts: Sequence[Index], kinds: Sequence[str]) -> Mapping[str, int]:

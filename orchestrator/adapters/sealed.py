@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..domain import codec
-from ..domain.checkpoint import CheckpointRef, ShardRef
+from ..domain.checkpoint import LONGEST_JOURNAL, CheckpointRef, ShardRef
 from ..domain.generation import Answer
 from ..domain.ids import Device, Generation, NodeId, Step
 from . import index as indexes
@@ -25,7 +25,7 @@ Kind: TypeAlias = Literal["base", "journal"]
 """base: the whole state. journal: the gradient of one step, which leads from the state of its parent to that of its own."""
 
 MANIFEST = "manifest.json"
-LONGEST_CHAIN = 64
+LONGEST_CHAIN = LONGEST_JOURNAL
 """Journal entries from a base to a checkpoint at most: bounds how long a restore replays."""
 KINDS_OF: Mapping[str, tuple[str, ...]] = {"base": STATE, "journal": GRADIENT}
 _NAME = re.compile(r"step-(\d{8,})\.g(\d+)")
@@ -107,6 +107,7 @@ def reference(path: Path, manifest: Manifest) -> CheckpointRef:
         path=str(path),
         answer=manifest.answer,
         kind=manifest.kind,
+        depth=manifest.depth,
         total_bytes=manifest.total_bytes,
         new_bytes=manifest.new_bytes,
     )

@@ -6,8 +6,9 @@
     commit   refuses what names a condemned pack, once writers have had time to learn of it
     sweep    those that were refused for long enough, and that nobody names, are deleted
 
-Nothing is deleted that the control plane has not recorded as condemned before; a supervisor that was paused half way finds
-that to be so. It owns the steps on disk. It refuses to know how long anything takes.
+No state is deleted that the control plane has not recorded as condemned before; a supervisor that was paused half way finds
+that to be so. A journal entry's gradients are nobody else's, and go with it. It owns the steps on disk. It refuses to know
+how long anything takes.
 """
 
 from __future__ import annotations
@@ -56,10 +57,15 @@ def sweep(
     newest = max((of for path in keep if (of := _of(path))), default=None)
     if newest is None:
         return Swept(removed=(), condemnable=(), deleted=())
-    kept = _with_parents(directory, keep)
+    known = _known(directory)
+    names = {path.name for path in keep if path.name in known}
+    kept = {name: known[name] for one in names for name in chain_of(one, known)}
+    # Nobody refers to a gradient but the entry it was saved for, so it goes with that at once.
+    gradients = named_packs(one for name, one in known.items() if one.kind == "journal")
     removed = _remove(directory, frozenset(kept), newest, disk)
     here = named_packs(remaining(directory))
     deleted = _delete(directory, frozenset(doomed) - here, disk)
+    _delete(directory, gradients - here, disk)
     left = sorted(set(condemned) - set(deleted))
     if left or (directory / PACKS / CONDEMNED).exists():
         write_durably(directory / PACKS / CONDEMNED, json.dumps(left).encode(), disk)
@@ -83,14 +89,13 @@ def _of(path: Path) -> tuple[Generation, Step] | None:
     return (of[1], of[0]) if of else None
 
 
-def _with_parents(directory: Path, keep: Collection[Path]) -> dict[str, Manifest]:
-    """Name -> manifest of what is kept here and of what that is read through; what is not readable keeps its name."""
+def _known(directory: Path) -> dict[str, Manifest]:
+    """Name -> manifest of what is here and can be read."""
     known: dict[str, Manifest] = {}
     for _, _, path in candidates(directory):
         with suppress(CheckpointCorrupt):
             known[path.name] = load_manifest(path)
-    names = {path.name for path in keep if path.name in known}
-    return {name: known[name] for one in names for name in chain_of(one, known)}
+    return known
 
 
 def _remove(directory: Path, kept: frozenset[str], newest: tuple[Generation, Step], disk: Disk) -> tuple[Path, ...]:

@@ -128,7 +128,8 @@ def _decoder(wanted: Any) -> Convert:
 def _union_decoder(members: tuple[Any, ...]) -> Convert:
     tagged = [member for member in members if dataclasses.is_dataclass(member) and member is not Device]
     kinds: dict[str, Any] = {getattr(member, "__name__", ""): member for member in tagged}
-    others = [member for member in members if member is not types.NoneType and member not in tagged]
+    words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
+    others = [m for m in members if m is not types.NoneType and m not in tagged and get_origin(m) is not Literal]
     has_none = types.NoneType in members
 
     def convert(data: Any) -> Any:
@@ -137,6 +138,8 @@ def _union_decoder(members: tuple[Any, ...]) -> Convert:
         if isinstance(data, dict) and data.get(KIND) in kinds:
             # Looked up when needed: a union may contain itself.
             return _decoder(kinds[data[KIND]])(data)
+        if isinstance(data, str) and data in words:
+            return data
         if others:
             return _decoder(others[0])(data)
         raise Undecodable(f"{data!r} is none of {', '.join(kinds)}")

@@ -70,6 +70,8 @@ class Unreadable:
     step: Step
     generation: Generation
     """Whose it is."""
+    since: Step = Step(0)
+    """The first step of its journal that is no good, or its base's; 0 where only the whole is known to be bad."""
 
 
 Finding: TypeAlias = Disagrees | NotFinite | Unreadable

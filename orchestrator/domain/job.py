@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from .checkpoint import After, Canary, CheckpointRef, ShardRef
+from .checkpoint import After, Canary, CheckpointRef, Pacing, SaveCost, ShardRef
 from .effects import Effect
 from .faults import Injected
 from .generation import Answer, RankReport, Settlement
@@ -341,6 +341,22 @@ class JobRecord:
     """It came to nothing in the generation that was told, which is told again after a while."""
     saving: Mapping[Step, tuple[ShardRef, ...]] = field(default_factory=dict)
     """Shards of checkpoints that are not committed yet."""
+    pacing: Pacing | None = None
+    """What is saved how often; None until it differs from what the job's file says."""
+    pacing_told: Generation = Generation(0)
+    """The one that saves so."""
+    adrift: Step | None = None
+    """Of this generation: journal entries from this step on have nothing to go on from, until a base is saved."""
+    base_asked: Step = Step(0)
+    """What was committed when a base was last asked for because of that."""
+    complained: Step = Step(0)
+    """The step of which people were told last that its journal entry could not be saved."""
+    costs: tuple[SaveCost, ...] = ()
+    """Of the latest saves of either kind, each oldest first."""
+    num_costs: int = 0
+    """How many there have been."""
+    num_weighed: int = 0
+    """And up to which of them what is saved how often has been weighed."""
     unsaved: tuple[Step, ...] = ()
     """Of this generation's newest, those that will have no checkpoint because a part could not be written."""
     plans: Mapping[Generation, Plan] = field(default_factory=dict)

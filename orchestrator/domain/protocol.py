@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .checkpoint import CheckpointRef, ShardRef
+from .checkpoint import CheckpointRef, Pacing, ShardRef
 from .faults import FaultRequested
 from .generation import Answer, RankReport
 from .ids import Device, EffectId, Generation, JobId, NodeId, Step
@@ -106,6 +106,8 @@ class FormGeneration:
     restore: Restore
     committed: Step
     donors: tuple[Device, ...] = ()
+    pacing: Pacing | None = None
+    """Of its checkpoints, until SetPacing; None where an earlier version asks: as the job's file says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,18 @@ class SaveSoon:
 
     generation: Generation
     device: Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPacing:
+    """Every rank of the generation saves at this pace from the same step on, the next one that can be agreed on.
+
+    device: the rank that is told, and tells the others in its vote.
+    """
+
+    generation: Generation
+    device: Device
+    pacing: Pacing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +229,7 @@ HostRequest: TypeAlias = (
     | BeginJoin
     | StopAfter
     | SaveSoon
+    | SetPacing
     | EndJoin
     | KillRank
     | LookAround
@@ -332,13 +347,14 @@ class ShardSaved:
 class ShardNotSaved:
     """A device's part of a checkpoint has not been written and will not be: that step will have none. Training goes on.
 
-    message: why, in words.
+    message: why, in words. is_skipped: no rank has handed anything over, and every rank knows.
     """
 
     device: Device
     generation: Generation
     step: Step
     message: str
+    is_skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

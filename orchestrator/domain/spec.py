@@ -11,6 +11,8 @@ Backend = Literal["links", "gloo", "nccl"]
 DeviceKind = Literal["cpu", "cuda"]
 Verify = Literal["off", "recompute"]
 Exact = Literal[False, True, "best_effort"]
+Policy = Literal["auto", "full", "journal"]
+Auto = Literal["auto"]
 type_json = Mapping[str, object]
 
 
@@ -71,8 +73,11 @@ class ParallelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    every: int = 25
-    """Steps between checkpoints; 0 turns them off."""
+    policy: Policy = "full"
+    """full: the whole state every so many steps. journal: between two whole states each step's gradient too, from which the
+    step is made again. auto: what is expected to cost less, from what was measured."""
+    every: int | Auto = 25
+    """Steps from one whole state to the next; 0 turns checkpoints off. auto: what is expected to cost least."""
     keep_last: int = 2
     """The newest are kept,"""
     keep_every: int = 0

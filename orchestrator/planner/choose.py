@@ -1,8 +1,9 @@
 """Which tp x pp x dp a job runs as, and on which devices: enumerate what fits, take the best, say why.
 
-First version: rectangular plans, equal layer splits by parameter count, micro-batch ids dealt out evenly. The cost is the
-classic one of a synchronous pipeline (Narayanan et al. 2021, section 3.2): work per device times 1 + bubble, with a
-penalty per tp rank; ties go to the plan that uses more devices, then to less tp, then to less pp.
+Devices of several kinds that are what they say (`mixed`) get the plan that the search finds for them. All others,
+emulated ones too, are taken as alike: rectangular plans, equal layer splits by parameter count, micro-batch ids dealt out
+evenly. The cost is the classic one of a synchronous pipeline (Narayanan et al. 2021, section 3.2): work per device times
+1 + bubble, with a penalty per tp rank; ties go to the plan that uses more devices, then to less tp, then to less pp.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
 from orchestrator.domain.profile import BLOCK, Profile, splits_a_block
+
+from .mixed import choose_mixed, is_mixed
 
 STATE_BYTES = 16
 """Per parameter: compute copy and gradient (4 + 4 at most) stay whole, master and two moments are shared out."""
@@ -82,6 +85,8 @@ def _choose(request: ChoosePlan) -> Plan | Infeasible:
         return Infeasible(reason=f"needs {least} devices and may have {wanted.max_devices}; raise its limit")
     if total < least:
         return Infeasible(reason=f"needs {least} devices, {total} usable; lower {_lower(request)} or wait for a node")
+    if is_mixed(request) and (mixed := choose_mixed(request)):
+        return mixed
     best: tuple[tuple[float, ...], Degrees, list[tuple[Device, ...]]] | None = None
     why_not = ""
     for degrees in _degrees(request, total):

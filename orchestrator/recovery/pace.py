@@ -13,8 +13,13 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Literal
 
-LONGEST = 64
-"""Steps from one base of a journal to the next at most: bounds how long a restore replays."""
+from orchestrator.domain.checkpoint import LONGEST_JOURNAL
+from orchestrator.domain.spec import Policy
+
+LONGEST = LONGEST_JOURNAL
+"""Steps from one base of a journal to the next at most."""
+WORTH = 0.8
+"""Of what saving costs now, which another pace must cost at most."""
 SHARE = 0.5
 """Of the time there is, that writing may take: a disk that is always busy is one that soon falls behind."""
 PRIOR_S = 24 * 3600.0
@@ -68,10 +73,15 @@ def every_auto(cost_s: float, step_s: float, rate: float) -> int:
     return max(1, round(seconds / step_s))
 
 
-def choose(costs: Costs, rate: float) -> Pace:
-    """The cheaper of the two, each at its best distance between bases. rate: failures per second."""
-    full, journal = _full(costs, rate), _journal(costs, rate)
-    if journal is None:
+def choose(costs: Costs, rate: float, *, policy: Policy = "auto", every: int | None = None) -> Pace:
+    """The cheaper of the two, each at its best distance between bases. rate: failures per second.
+
+    policy, every: where those are not free.
+    """
+    full, journal = _full(costs, rate, every), _journal(costs, rate, every)
+    if policy == "journal":
+        return journal or _at_any_cost(costs, rate, every or LONGEST)
+    if journal is None or policy == "full":
         return full
     best, other = (journal, full) if journal.cost_s < full.cost_s else (full, journal)
     return Pace(
@@ -82,14 +92,26 @@ def choose(costs: Costs, rate: float) -> Pace:
     )
 
 
-def _full(costs: Costs, rate: float) -> Pace:
+def price(costs: Costs, rate: float, pace: Literal["full", "journal"], every: int) -> float | None:
+    """Expected loss per step; None where the disk does not keep up."""
+    found = _full(costs, rate, every) if pace == "full" else _journal(costs, rate, every)
+    is_slow = pace == "full" and _fewest(costs.write, costs.step) > every
+    return None if found is None or is_slow or found.every != every else found.cost_s
+
+
+def is_worth_it(now: float | None, then: float) -> bool:
+    """Whether to change from what costs `now` to what costs `then`: near the best many are as good as another."""
+    return now is None or then < WORTH * now
+
+
+def _full(costs: Costs, rate: float, given: int | None) -> Pace:
     slowest = _fewest(costs.write, costs.step)
-    every = max(slowest, every_auto(costs.stall, costs.step, rate))
+    every = given or max(slowest, every_auto(costs.stall, costs.step, rate))
     cost = costs.stall / every + rate * costs.step * (costs.read + every / 2 * costs.step)
     return Pace(policy="full", every=every, cost_s=cost, reason=_words("the whole state", every, cost, slowest))
 
 
-def _journal(costs: Costs, rate: float) -> Pace | None:
+def _journal(costs: Costs, rate: float, given: int | None) -> Pace | None:
     """None where entries cannot be written as fast as steps make them."""
     if costs.entry_write > SHARE * costs.step:
         return None
@@ -99,9 +121,15 @@ def _journal(costs: Costs, rate: float) -> Pace | None:
         return None
     # Replaying plays the part of running again, so the same optimum with another unit of loss.
     ideal = sqrt(2.0 * costs.stall / (rate * costs.step * costs.replay)) if costs.replay > 0.0 else float(LONGEST)
-    every = min(LONGEST, max(slowest, 1, round(ideal)))
+    every = min(LONGEST, max(slowest, 2, given or round(ideal)))
     cost = costs.entry_stall + costs.stall / every + rate * costs.step * (costs.read + every / 2 * costs.replay)
     return Pace(policy="journal", every=every, cost_s=cost, reason=_words("a journal with a base", every, cost, slowest))
+
+
+def _at_any_cost(costs: Costs, rate: float, every: int) -> Pace:
+    cost = costs.entry_stall + costs.stall / every + rate * costs.step * (costs.read + every / 2 * costs.replay)
+    said = f"a journal with a base every {every} steps is asked for, and the disk does not take it as fast as steps make it"
+    return Pace(policy="journal", every=every, cost_s=cost, reason=said)
 
 
 def _fewest(write_s: float, available_s: float) -> int:

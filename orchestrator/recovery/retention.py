@@ -1,4 +1,7 @@
-"""Which checkpoints a job keeps: the newest, those of round steps, the best, and one that is proven to work."""
+"""Which checkpoints a job keeps: the newest, those of round steps, the best, and one that is proven to work.
+
+Each with what it is read through: of a journal entry its base and the entries between, which are checkpoints too.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,16 @@ def kept(checkpoints: Sequence[CheckpointRef], policy: CheckpointSpec) -> tuple[
     round_ones = [one for one in checkpoints if policy.keep_every and one.step % policy.keep_every == 0]
     judged = [one for one in checkpoints if one.answer is not None]
     best = sorted(judged, key=_loss)[: policy.keep_best]
-    wanted = [*newest, *proven, *round_ones, *best]
-    return tuple(one for one in checkpoints if one in wanted)
+    wanted = [one for one in (*newest, *proven, *round_ones, *best) if one is not None]
+    return tuple(one for one in checkpoints if any(reads(other, one) for other in wanted))
+
+
+def reads(checkpoint: CheckpointRef, other: CheckpointRef) -> bool:
+    """Whether `checkpoint` is read through `other`, as it is through itself."""
+    if checkpoint.path == other.path:
+        return True
+    first = checkpoint.step - checkpoint.depth
+    return checkpoint.generation == other.generation and first <= other.step < checkpoint.step
 
 
 def _loss(checkpoint: CheckpointRef) -> float:

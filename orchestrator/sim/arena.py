@@ -9,7 +9,10 @@ who got through and those who did not, as a kill inside an all-reduce does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from orchestrator.domain.checkpoint import CheckpointKind, Pacing
+from orchestrator.domain.course import Course
 from orchestrator.domain.generation import Answer, Disagrees, NotFinite, Unreadable
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
 from orchestrator.domain.layout import layout, partners
@@ -31,6 +34,8 @@ BLINK_S = (0.0005, 0.02)
 NOTICED = 0.8
 """How often a rank is connected to one that dies, and feels it."""
 LOST_IN_THE_MIDDLE = 0.5
+NO_ROOM = 0.02
+"""How often a rank has no room for a snapshot that is due."""
 
 
 class Arena:
@@ -53,6 +58,9 @@ class Arena:
         """Who has sent its part of this one."""
         self.asked_for: set[Step] = set()
         """Steps that a rank was asked to have saved."""
+        self.course = Course(pacing=form.pacing or Pacing.asked_for(spec.checkpoint), last=Step(spec.train.steps))
+        self.saved_as: dict[Step, CheckpointKind | None] = {}
+        """What is saved of a step, once it has passed."""
         self.stopping = False
         """A rank that was asked to stop has said so in the vote."""
         self.followers: dict[Device, Callable[[Step], None]] = {}
@@ -165,6 +173,7 @@ class Arena:
 
     def _receive_rest(self) -> None:
         self._filling.kill_donor()
+        self._catch_up()
         compares = isinstance(self.form.restore, FromMemory) and self._saves(self.step) and bool(self.mirrored)
         then = self._compare if compares else self._compute_next
         self._each(BLINK_S, self._filling.receive_all, lambda: self._each(BLINK_S, self._restored, then))
@@ -180,8 +189,9 @@ class Arena:
         is_read = isinstance(restore, FromCheckpoint) or (
             isinstance(restore, FromMemory) and any(read.target == rank.device for read in restore.reads)
         )
-        if checkpoint is not None and is_read and checkpoint.path in self._place.damaged:
-            found = Unreadable(step=checkpoint.step, generation=checkpoint.generation)
+        bad = self._filling.damaged()
+        if checkpoint is not None and is_read and bad:
+            found = Unreadable(step=checkpoint.step, generation=checkpoint.generation, since=min(bad))
             rank.leave(None, f"{checkpoint.path} cannot be read", found)
             return
         self.has_started = True
@@ -218,6 +228,9 @@ class Arena:
             if rank.save_soon == self.generation:
                 rank.save_soon = Generation(0)
                 self.asked_for.add(step)
+            if rank.pacing is not None and rank.pacing.generation == self.generation:
+                self.course = replace(self.course, pacing=rank.pacing.pacing)
+                rank.pacing = None
             if rank.reaches("in_vote") and rank.has_changed:
                 found = Disagrees(rank=self.form.plan.seat_of[rank.device].rank, about="memory")
                 rank.leave(None, "bits of its memory have changed", found)
@@ -235,6 +248,7 @@ class Arena:
             return
         self._checker.vote_completed(self.job, self.generation, step)
         answer = self._answer(step)
+        self._decide(step)
 
         def see(rank: SimRank) -> None:
             rank.passed(self.generation, answer)
@@ -252,7 +266,7 @@ class Arena:
             if step == self.spec.train.steps:
                 self._finish(rank)
 
-        compares = bool(self.mirrored) and (self._saves(step) or self._is_every(step))
+        compares = bool(self.mirrored) and (self.saved_as.get(step) == "base" or self._is_every(step))
         self._each(BLINK_S, see, self._compare if compares else self._applied)
 
     def _applied(self) -> None:
@@ -333,13 +347,31 @@ class Arena:
     def _save_if_due(self, rank: SimRank) -> None:
         assert rank.memory is not None
         step = rank.memory.step
-        if self._saves(step):
-            rank.host.rank_saved(rank, self.generation, step, is_last=step == self.spec.train.steps)
+        kind = self.saved_as.get(step)
+        if kind is not None:
+            rank.host.rank_saved(rank, self.generation, step, kind, is_last=step == self.spec.train.steps)
+        elif step in self.saved_as and self.form.plan.seat_of[rank.device].rank == 0:
+            rank.host.rank_skipped(rank, self.generation, step)
 
     def _saves(self, step: Step) -> bool:
-        every = self.spec.checkpoint.every
-        is_due = every and step and (step % every == 0 or step == self.spec.train.steps)
-        return bool(is_due) or step in self.asked_for
+        return self.saved_as.get(step) is not None
+
+    def _catch_up(self) -> None:
+        """The generation before may not have lived to write all of the step that this one begins with."""
+        course = self.course
+        is_next_a_base = course.pacing.is_journal and self.step < course.last
+        if isinstance(self.form.restore, FromMemory) and not is_next_a_base and course.due(self.step) is not None:
+            self.saved_as[self.step] = "base"
+
+    def _decide(self, step: Step) -> None:
+        """Once, for all: what is saved of a step that has passed, or that a rank has no room for it."""
+        kind = self.course.due(step, step in self.asked_for)
+        if kind is None:
+            return
+        if step != self.course.last and self._place.rng.random() < NO_ROOM:
+            self.saved_as[step], self.course = None, self.course.skipped()
+        else:
+            self.saved_as[step], self.course = kind, self.course.saved(step, kind)
 
     def _is_every(self, step: Step) -> bool:
         every = self.spec.recovery.compare_every

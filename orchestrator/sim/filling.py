@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.ids import Device, JobId, Step
 from orchestrator.domain.layout import Layout, Move
 from orchestrator.domain.profile import Interval
 from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed
 from orchestrator.domain.spec import JobSpec
+from orchestrator.recovery.retention import reads
 
 from .memory import Flip, Memory, Violation, check_filled
 from .place import Place
@@ -93,11 +95,23 @@ class Filling:
         """Of a member that has received everything."""
         held, wrong = self._layout.held(device), self._brought(device)
         restore = self._form.restore
-        checkpoint = None if isinstance(restore, FromSeed) else restore.checkpoint
-        if checkpoint is not None and (flip := self._place.forged.get(checkpoint.path)):
-            read = held if isinstance(restore, FromCheckpoint) else self._reads_of(device)
-            wrong |= {flip} if flip.is_in(read) else set()
+        read = held if isinstance(restore, FromCheckpoint) else self._reads_of(device)
+        for link in self._links():
+            if flip := self._place.forged.get(link.path):
+                wrong |= {flip} if flip.is_in(read) else set()
         return Memory(self._form.generation, self.step, held, wrong)
+
+    def damaged(self) -> list[Step]:
+        """Steps of what the checkpoint is read through that nobody can read."""
+        return [link.step for link in self._links() if link.path in self._place.damaged]
+
+    def _links(self) -> list[CheckpointRef]:
+        """What the checkpoint that is restored from is read through, itself included."""
+        restore = self._form.restore
+        checkpoint = None if isinstance(restore, FromSeed) else restore.checkpoint
+        if checkpoint is None:
+            return []
+        return [one for one in self._place.checkpoints[self._job] if reads(checkpoint, one)]
 
     # --- checks -----------------------------------------------------------------------------------------------------------
 

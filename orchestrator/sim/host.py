@@ -5,10 +5,11 @@ It checks what a real host relies on: terms never go back, a repeated effect is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
-from orchestrator.domain.checkpoint import ShardRef
+from orchestrator.domain.checkpoint import CheckpointKind, ShardRef
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.faults import FaultKind
 from orchestrator.domain.generation import Answer
@@ -33,6 +34,7 @@ from orchestrator.domain.protocol import (
     SaveSoon,
     SelfTest,
     SelfTested,
+    SetPacing,
     ShardNotSaved,
     ShardSaved,
     StopAfter,
@@ -49,6 +51,8 @@ from .rank import SimRank
 
 FLUSH_S = 0.2
 DISK_FULL = 0.03
+WRITE_S: Mapping[CheckpointKind, float] = {"base": 0.12, "journal": 0.06}
+"""How long writing takes at most, and is told to take."""
 LAST_WORDS_LOST = 0.5
 BROKEN = 0.2
 """How often a device that is tested turns out to be."""
@@ -73,6 +77,8 @@ class SimHost:
         self.term = Term(0)
         self.outbox = SimOutbox()
         self._outcomes: set[EffectId] = set()
+        self._to_write: dict[Device, deque[tuple[float, float, Callable[[], None]]]] = defaultdict(deque)
+        """Of each device: within how long and how."""
         self._order: OpenHost | None = None
         self._opened: HostOpened | None = None
         self._failed = False
@@ -124,6 +130,10 @@ class SimHost:
                 if device in self.ranks:
                     rank = self.ranks[device]
                     rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_save(generation))  # type: ignore[misc]
+            case SetPacing(device=device):
+                if device in self.ranks:
+                    rank = self.ranks[device]
+                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.take_pacing(request))  # type: ignore[misc]
             case EndJoin(generation=generation):
                 for _, rank in sorted(self.ranks.items()):
                     rank.soon(0.001, 0.25, lambda rank=rank: rank.end_join(generation))  # type: ignore[misc]
@@ -262,19 +272,40 @@ class SimHost:
 
         self._soon(0.0002, 0.003, take)
 
-    def rank_saved(self, rank: SimRank, generation: Generation, step: Step, is_last: bool) -> None:
-        """It has handed a snapshot over, which is written whatever becomes of it; or cannot be."""
-        device = rank.device
+    def rank_saved(self, rank: SimRank, generation: Generation, step: Step, kind: CheckpointKind, is_last: bool) -> None:
+        """It has handed a snapshot over, which is written whatever becomes of it; or cannot be. One after the other."""
+        device, rng = rank.device, self.place.rng
+        queue = self._to_write[device]
 
         def write() -> None:
-            if not is_last and self.place.rng.random() < DISK_FULL:
+            if not is_last and rng.random() < DISK_FULL:
                 self.outbox.say(ShardNotSaved(device=device, generation=generation, step=step, message="the disk is full"))
-                return
-            self.place.shards.add((self.job, generation, step, device))
-            shard = ShardRef(device=device, index=f"{step}-{generation}-{device}", sha256="0")
-            self.outbox.say(ShardSaved(generation=generation, step=step, shard=shard))
+            else:
+                self.place.shards.add((self.job, generation, step, device))
+                shard = ShardRef(
+                    device=device,
+                    index=f"{step}-{generation}-{device}",
+                    sha256="0",
+                    kind=kind,
+                    write_s=WRITE_S[kind],
+                    stall_s=WRITE_S[kind] / 20,
+                )
+                self.outbox.say(ShardSaved(generation=generation, step=step, shard=shard))
+            queue.popleft()
+            if queue:
+                self._soon(*queue[0])
 
-        self._soon(0.01, 0.3, write)
+        queue.append((0.01, WRITE_S[kind], write))
+        if len(queue) == 1:
+            self._soon(*queue[0])
+
+    def rank_skipped(self, rank: SimRank, generation: Generation, step: Step) -> None:
+        self.rank_says(
+            rank,
+            ShardNotSaved(
+                device=rank.device, generation=generation, step=step, message="the disk is too slow", is_skipped=True
+            ),
+        )
 
     # --- its own life -----------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from typing import Protocol
 
+from orchestrator.domain.checkpoint import CheckpointKind
 from orchestrator.domain.generation import Answer, Arrived, Disagrees, Finding, RankReport
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
 from orchestrator.domain.profile import Interval, joined
-from orchestrator.domain.protocol import FormGeneration, FromMemory, HostEvent, RankReady, RankReported, Restore
+from orchestrator.domain.protocol import (
+    FormGeneration,
+    FromMemory,
+    HostEvent,
+    RankReady,
+    RankReported,
+    Restore,
+    SetPacing,
+)
 from orchestrator.domain.sight import Traffic
 
 from .memory import Flip, Memory, Violation, uncovered
@@ -69,7 +78,10 @@ class Home(Protocol):
     def kill(self, rank: SimRank, raised: str = "") -> None: ...
     def rank_says(self, rank: SimRank, event: HostEvent) -> None: ...
     def rank_passed(self, rank: SimRank, generation: Generation, answer: Answer) -> None: ...
-    def rank_saved(self, rank: SimRank, generation: Generation, step: Step, is_last: bool) -> None: ...
+    def rank_skipped(self, rank: SimRank, generation: Generation, step: Step) -> None: ...
+    def rank_saved(
+        self, rank: SimRank, generation: Generation, step: Step, kind: CheckpointKind, is_last: bool
+    ) -> None: ...
 
 
 class SimRank:
@@ -91,6 +103,7 @@ class SimRank:
         self.newcomer: Copying | None = None
         self.stop_after = Generation(0)
         self.save_soon = Generation(0)
+        self.pacing: SetPacing | None = None
         self.arena: Meeting | None = None
         self.session_of = Generation(0)
         self.closed = Generation(0)
@@ -181,6 +194,9 @@ class SimRank:
 
     def ask_to_save(self, generation: Generation) -> None:
         self.save_soon = generation
+
+    def take_pacing(self, order: SetPacing) -> None:
+        self.pacing = order
 
     def stopped(self) -> None:
         """Between two steps, as asked: its connections stay open."""

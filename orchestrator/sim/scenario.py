@@ -10,7 +10,7 @@ from random import Random
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import NodeId, Step
 from orchestrator.domain.profile import Divisor, Line, Profile
-from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, RecoverySpec, TrainSpec
+from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, Policy, RecoverySpec, TrainSpec
 
 
 class Trouble(StrEnum):
@@ -164,11 +164,17 @@ def _job(rng: Random, number: int, devices: int, steps: int | None) -> JobSpec:
             exact=bool(number % 2 or micro_batches == 6),
         ),
         parallel=ParallelSpec(tp=tp if fits else None, pp=pp if fits else None),
-        checkpoint=CheckpointSpec(every=rng.choice((0, 5, 10, 25))),
+        checkpoint=_checkpoint(rng.choice((0, 5, 10, 25)), Random(f"journal {number} {micro_batches} {steps} {devices}")),
         recovery=RecoverySpec(
             max_isolation_s=rng.choice((0.0, 60.0)), max_attempts=1000, compare_every=rng.choice((0, 1, 4, 10))
         ),
     )
+
+
+def _checkpoint(every: int, rng: Random) -> CheckpointSpec:
+    policies: tuple[Policy, ...] = ("full", "full", "journal", "auto")
+    policy = rng.choice(policies) if every else "full"
+    return CheckpointSpec(every="auto" if policy == "auto" else every, policy=policy)
 
 
 def profile() -> Profile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.checkpoint import LONGEST_JOURNAL, CheckpointRef
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import CommitCheckpoint
 from orchestrator.domain.events import CancelRequested, CheckpointNow, JobSubmitted, ReleaseRequested
@@ -13,6 +13,7 @@ from orchestrator.domain.ids import Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import TERMINAL, JobRecord, Reforming
 from orchestrator.domain.profile import Interval
 from orchestrator.domain.spec import JobSpec
+from orchestrator.recovery.retention import reads
 from orchestrator.supervisor.kernel import State
 
 from .arena import Arena, Arenas
@@ -130,8 +131,23 @@ class World(Place):
             raise Violation(f"the checkpoint of step {effect.step} of {effect.job} lacks shards of {plan.describe()}")
         path = f"/shared/{effect.job}/{effect.step}-{effect.generation}"
         answer = reference(effect.spec, effect.step)
-        local = plan.nodes if plan and effect.spec.checkpoint.local else ()
-        checkpoint = CheckpointRef(step=effect.step, generation=effect.generation, path=path, answer=answer, local=local)
+        kind, parent = effect.shards[0].kind, None
+        if any(shard.kind != kind for shard in effect.shards):
+            raise Violation(f"the checkpoint of step {effect.step} of {effect.job} is of states and gradients")
+        if kind == "journal":
+            before = (effect.step - 1, effect.generation)
+            parent = next((c for c in self.checkpoints[effect.job] if (c.step, c.generation) == before), None)
+            if parent is None or parent.depth >= LONGEST_JOURNAL:
+                raise Violation(f"the entry of step {effect.step} of {effect.job} goes on from {parent}")
+        checkpoint = CheckpointRef(
+            step=effect.step,
+            generation=effect.generation,
+            path=path,
+            answer=answer,
+            kind=kind,
+            depth=parent.depth + 1 if parent else 0,
+            local=plan.nodes if plan and effect.spec.checkpoint.local else (),
+        )
         self.checkpoints[effect.job].add(checkpoint)
         return checkpoint
 
@@ -147,8 +163,19 @@ class World(Place):
 
     def prune_checkpoints(self, job: JobId, keep: tuple[CheckpointRef, ...]) -> None:
         """As on disk: what is newer than the newest to be kept is not touched."""
-        newest, paths = max(one.step for one in keep), {one.path for one in keep}
-        self.checkpoints[job] = {one for one in self.checkpoints[job] if one.path in paths or one.step > newest}
+        paths, folder = {one.path for one in keep}, f"/shared/{job}/"
+        newest = max(((one.generation, one.step) for one in keep if one.path.startswith(folder)), default=None)
+        if newest is None:
+            return
+        self.checkpoints[job] = {
+            one
+            for one in self.checkpoints[job]
+            if one.path in paths or not one.path.startswith(folder) or (one.generation, one.step) > newest
+        }
+        for one in self.checkpoints[job]:
+            links = [other for other in self.checkpoints[job] if reads(one, other)]
+            if len(links) != one.depth + 1:
+                raise Violation(f"{one.path} of {job} is kept and is read through {one.depth + 1} others, not {len(links)}")
 
     # --- trouble ----------------------------------------------------------------------------------------------------------
 

@@ -18,12 +18,14 @@ from orchestrator.domain.job import Failed, Stopping
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FromMemory, FromSeed, Restore
 from orchestrator.recovery.canary import difference
+from orchestrator.recovery.retention import reads
 
 from .draft import Draft
+from .pacing import pacing_of
 from .stopping import stop
 
-MAX_PENDING = 4
-"""Steps whose checkpoints may be written at a time, or were never finished."""
+MAX_PENDING, MAX_PENDING_ENTRIES = 4, 40
+"""Steps whose checkpoints may be written at a time, or were never finished; and where every step is saved."""
 MAX_DISTRUSTED = 2
 """Checkpoints in a row that are not what was saved: then it is the program, the data or the machines that have changed."""
 
@@ -68,23 +70,29 @@ def believed(draft: Draft, checkpoint: CheckpointRef) -> CheckpointRef:
         return checkpoint
     noted = replace(checkpoint, after=known.losses, bits=known.bits)
     draft.set(after={step: after for step, after in draft.record.after.items() if step > checkpoint.step})
-    draft.emit(NoteCheckpoint(job=draft.record.id, checkpoint=noted))
+    _note_on_disk(draft, noted)
     return noted
 
 
 def _note_after(draft: Draft, saved: Step, after: After) -> None:
     """saved: the step before; its checkpoint may be committed already, or still be written."""
-    record, newest, every = draft.record, draft.record.checkpoint, draft.record.spec.checkpoint.every
+    record, newest, pacing = draft.record, draft.record.checkpoint, pacing_of(draft.record)
     if newest is not None and newest.step == saved:
         if newest.after:
             return
         noted = replace(newest, after=after.losses, bits=after.bits)
         draft.set(checkpoint=noted)
         if newest.at:  # this job's own: what it began with is another's
-            draft.emit(NoteCheckpoint(job=record.id, checkpoint=noted))
-    elif saved in record.saving or (every and saved and saved % every == 0):
-        pending = dict(sorted({**record.after, saved: after}.items())[-MAX_PENDING:])
-        draft.set(after=pending)
+            _note_on_disk(draft, noted)
+    elif saved in record.saving or pacing.is_due(saved, Step(record.spec.train.steps)):
+        most = MAX_PENDING_ENTRIES if pacing.is_journal else MAX_PENDING
+        draft.set(after=dict(sorted({**record.after, saved: after}.items())[-most:]))
+
+
+def _note_on_disk(draft: Draft, noted: CheckpointRef) -> None:
+    """For whoever has no record. Not of every step: where there is a journal the record alone knows it."""
+    if noted.kind == "base":
+        draft.emit(NoteCheckpoint(job=draft.record.id, checkpoint=noted))
 
 
 def void_where_canary_failed(draft: Draft, generation: Generation) -> bool:
@@ -92,8 +100,11 @@ def void_where_canary_failed(draft: Draft, generation: Generation) -> bool:
     canary = draft.record.canary
     if canary is None or not canary.failed:
         return True
-    draft.set(canary=None, void=generation, distrusted=draft.record.distrusted + 1)
-    distrust(draft, canary.checkpoint, f"the first step after it differs: {canary.failed}")
+    since = _suspect(draft, canary.checkpoint)
+    # Where a journal's base is all that is left it has its own trial, and is not the next in a row.
+    counts = since <= canary.checkpoint.step - canary.checkpoint.depth
+    draft.set(canary=None, void=generation, distrusted=draft.record.distrusted + counts)
+    distrust(draft, canary.checkpoint, f"the first step after it differs: {canary.failed}", since=since)
     if isinstance(draft.state, Stopping):
         return False
     if draft.record.distrusted < MAX_DISTRUSTED:
@@ -109,17 +120,28 @@ def void_where_canary_failed(draft: Draft, generation: Generation) -> bool:
     return False
 
 
+def _suspect(draft: Draft, checkpoint: CheckpointRef) -> Step:
+    """Of a journal nobody knows which entry is wrong: all count as that, and its base where there is an older one."""
+    has_another = any(not reads(checkpoint, one) for one in draft.record.older)
+    return Step(checkpoint.step - checkpoint.depth + (0 if has_another else min(1, checkpoint.depth)))
+
+
 def distrust_unreadable(draft: Draft, found: Unreadable, why: str) -> None:
     for one in (draft.record.checkpoint, *draft.record.older):
         if one is not None and (one.step, one.generation) == (found.step, found.generation):
-            distrust(draft, one, why)
+            distrust(draft, one, why, since=found.since or one.step)
+            return
 
 
-def distrust(draft: Draft, checkpoint: CheckpointRef, why: str) -> None:
-    """Never restore from it again. What was written goes with the next that is committed."""
+def distrust(draft: Draft, checkpoint: CheckpointRef, why: str, *, since: Step | None = None) -> None:
+    """Never restore from it again. What was written goes with the next that is committed.
+
+    since: nor from any of what it is read through, from this step on.
+    """
     record = draft.record
     known = (*((record.checkpoint,) if record.checkpoint else ()), *record.older)
-    left = tuple(one for one in known if one.path != checkpoint.path)
+    first = checkpoint.step if since is None else since
+    left = tuple(one for one in known if not (reads(checkpoint, one) and one.step >= first))
     if left == known:
         return
     newest = left[0] if left else None

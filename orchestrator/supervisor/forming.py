@@ -17,6 +17,7 @@ from orchestrator.recovery.risk import risk
 
 from .believing import restored_from
 from .draft import Draft
+from .pacing import paced
 
 RANK_PHASES = ("form", "build", "transfer", "gather")
 """One after another in every rank between being told to form and being ready; a fork happens while others settle."""
@@ -129,6 +130,7 @@ def try_form(draft: Draft) -> None:
     _note(draft, restore)
     # Everybody who has a process is told, so that those without a seat let go of their memory and device; spares keep
     # what they have.
+    pacing = paced(draft, forming.generation)
     told = {*forming.plan.nodes, *(device.node for device in draft.record.pids)} - set(draft.record.spares)
     for node in sorted(told):
         draft.call(
@@ -140,6 +142,7 @@ def try_form(draft: Draft) -> None:
                 restore=restore.restore,
                 committed=restore.step,
                 donors=donors,
+                pacing=pacing,
             ),
         )
 

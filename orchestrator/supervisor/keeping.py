@@ -1,18 +1,24 @@
 """A job's checkpoints: committed once all of one is durable, and kept as its owner asked.
 
-It owns the list. It refuses to know how checkpoints are written and which of them are believed (believing.py).
+    whole state   all shards durable, its step recorded ──> commit
+    entry         the same, and the one before it committed ──> commit
+                  that one never will be ──> adrift: a base is asked for, and until it comes entries are nothing
+
+It owns the list. It refuses to know how checkpoints are written, how often (pacing.py) and which of them are believed
+(believing.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.checkpoint import CheckpointRef, SaveCost, ShardRef
 from orchestrator.domain.effects import CommitCheckpoint, PruneCheckpoints
 from orchestrator.domain.events import CheckpointsPruned
-from orchestrator.domain.ids import Step
-from orchestrator.domain.job import Failed
-from orchestrator.domain.protocol import ShardNotSaved, ShardSaved
+from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.job import Failed, Running
+from orchestrator.domain.protocol import SaveSoon, ShardNotSaved, ShardSaved
 from orchestrator.recovery.retention import kept
 
 from .believing import believed
@@ -26,16 +32,29 @@ LEARNED_S = 60.0
 """After which every writer has been told of a condemned pack, so that what names it is refused."""
 REFUSED_S = 120.0
 """After which nothing that was begun before can be committed any more, so that the pack may go."""
+AT_ONCE = 8
+"""Commits under way at most: after a silence of hosts very many may be ready."""
+BEHIND = 32
+"""Entries that may wait for the one before them to be committed."""
+AGAIN = 16
+"""Steps after which a base is asked for again (a full disk has least room for whole states), and people are told again."""
+COSTS = 16
+"""Saves of either kind whose cost is remembered."""
 
 
 def shard_saved(draft: Draft, said: ShardSaved) -> None:
     at_it = at_work(draft)
     if at_it is None or at_it[0] != said.generation:
         return  # anything that carries an old generation is refused at the write
-    have = draft.record.saving.get(said.step, ())
-    if said.step in draft.record.unsaved or any(shard.device == said.shard.device for shard in have):
+    record, shard = draft.record, said.shard
+    have = record.saving.get(said.step, ())
+    if said.step in record.unsaved or any(other.device == shard.device for other in have):
         return
-    draft.set(saving={**draft.record.saving, said.step: (*have, said.shard)})
+    if record.adrift is not None and said.step >= record.adrift:
+        if shard.kind == "journal":
+            return
+        draft.set(adrift=None)
+    draft.set(saving={**record.saving, said.step: (*have, shard)})
 
 
 def shard_not_saved(draft: Draft, said: ShardNotSaved) -> None:
@@ -43,11 +62,10 @@ def shard_not_saved(draft: Draft, said: ShardNotSaved) -> None:
     at_it, record = at_work(draft), draft.record
     if at_it is None or at_it[0] != said.generation or said.step in record.unsaved:
         return
-    draft.set(
-        unsaved=(*record.unsaved, said.step)[-UNSAVED:],
-        saving={step: shards for step, shards in record.saving.items() if step != said.step},
-    )
-    draft.say("checkpoint_failed", f"no checkpoint of step {said.step}: {said.device}: {said.message}")
+    draft.set(unsaved=(*record.unsaved, said.step)[-UNSAVED:], saving=_without(record.saving, (said.step,)))
+    _complain(draft, said.step, f"no checkpoint of step {said.step}: {said.device}: {said.message}")
+    if _has_journal(draft):
+        _cut(draft, said.step, asks=not said.is_skipped)
 
 
 def commit_ready_checkpoints(draft: Draft) -> None:
@@ -56,21 +74,55 @@ def commit_ready_checkpoints(draft: Draft) -> None:
     if at_it is None:
         return
     generation, plan = at_it
-    for step, shards in sorted(draft.record.saving.items()):
-        if len(shards) == plan.world_size and step <= draft.record.committed:
-            draft.set(saving={s: x for s, x in draft.record.saving.items() if s != step})
-            assert draft.record.profile is not None
-            draft.emit(
-                CommitCheckpoint(
-                    job=draft.record.id,
-                    step=step,
-                    generation=generation,
-                    shards=shards,
-                    spec=draft.record.spec,
-                    profile=draft.record.profile,
-                    condemned=_condemned_for(draft, LEARNED_S),
-                )
-            )
+    ready = {
+        step: shards
+        for step, shards in sorted(draft.record.saving.items())
+        if len(shards) == plan.world_size and step <= draft.record.committed
+    }
+    newest_base = max((step for step, shards in ready.items() if shards[0].kind == "base"), default=Step(0))
+    waiting = 0
+    for step, shards in ready.items():
+        if step not in draft.record.saving:
+            continue  # an earlier one has just been given up, and this with it
+        if shards[0].kind == "base":
+            # What an entry goes on from must not go while that is being committed.
+            commits = _commits(draft)
+            if len(commits) < AT_ONCE and not any(one.shards[0].kind == "journal" for one in commits):
+                _commit(draft, generation, step, shards)
+            continue
+        if step < newest_base:
+            draft.set(saving=_without(draft.record.saving, (step,)))
+            continue
+        if not _goes_on(draft, generation, step):
+            if not _is_coming(draft, generation, Step(step - 1)):
+                _complain(draft, step, f"no checkpoint of step {step}: there is none of step {step - 1} to go on from")
+                _cut(draft, step)
+                continue
+            waiting += 1
+            if waiting > BEHIND:
+                said = f"{BEHIND} of the steps before it are not committed yet; steps come faster than that"
+                _complain(draft, step, f"no checkpoint of step {step}: {said}")
+                _cut(draft, step)
+            continue
+        _commit(draft, generation, step, shards)
+
+
+def _commit(draft: Draft, generation: Generation, step: Step, shards: tuple[ShardRef, ...]) -> None:
+    record = draft.record
+    assert record.profile is not None
+    costs = _with(record.costs, SaveCost.of(shards))
+    draft.set(saving=_without(record.saving, (step,)), costs=costs, num_costs=record.num_costs + 1)
+    draft.emit(
+        CommitCheckpoint(
+            job=record.id,
+            step=step,
+            generation=generation,
+            shards=shards,
+            spec=record.spec,
+            profile=record.profile,
+            condemned=_condemned_for(draft, LEARNED_S),
+        )
+    )
 
 
 def checkpoint_committed(draft: Draft, checkpoint: CheckpointRef) -> None:
@@ -78,10 +130,15 @@ def checkpoint_committed(draft: Draft, checkpoint: CheckpointRef) -> None:
     known = (*((record.checkpoint,) if record.checkpoint else ()), *record.older)
     if (known and checkpoint.step < known[0].step) or any(one.path == checkpoint.path for one in known):
         return  # told twice, or overtaken by a newer one
-    newest = believed(draft, replace(checkpoint, at=draft.now))
-    keep = kept((newest, *(one for one in known if one.step != newest.step)), record.spec.checkpoint)
+    newest = believed(draft, replace(checkpoint, at=draft.now, seconds=_seconds(draft, checkpoint)))
+    others = tuple(one for one in known if one.step != newest.step)
+    keep = kept((newest, *others), record.spec.checkpoint)
     draft.set(checkpoint=newest, older=keep[1:])
-    draft.say("checkpoint", f"checkpoint of step {checkpoint.step} is committed", path=checkpoint.path)
+    if newest.kind == "base":  # what is older and has not come so far is of no use any more
+        draft.set(saving=_without(record.saving, (step for step in record.saving if step < newest.step)))
+        draft.say("checkpoint", f"checkpoint of step {checkpoint.step} is committed", path=checkpoint.path)
+    elif len(keep) == len(known) + 1:
+        return  # nothing goes
     forming = current_forming(draft)
     if forming is not None and forming.formed:
         return  # ranks may be reading one that would go; it does with the next commit
@@ -96,11 +153,91 @@ def checkpoints_pruned(draft: Draft, said: CheckpointsPruned) -> None:
     draft.set(condemned={**dict.fromkeys(said.condemnable, draft.now), **left})
 
 
-def _condemned_for(draft: Draft, seconds: float) -> tuple[str, ...]:
-    return tuple(sorted(pack for pack, since in draft.record.condemned.items() if draft.now - since >= seconds))
-
-
 def checkpoint_failed(draft: Draft, step: Step, message: str) -> None:
-    draft.say("checkpoint_failed", f"checkpoint of step {step} failed: {message}")
+    _complain(draft, step, f"checkpoint of step {step} failed: {message}")
+    at_it = at_work(draft)
+    if at_it is not None and _has_journal(draft) and any(one.step == step for one in _commits(draft, at_it[0])):
+        _cut(draft, step)
     if step >= draft.record.spec.train.steps:
         stop(draft, Failed(at=draft.now, message=f"the final checkpoint could not be written: {message}"))
+
+
+# --- a journal ------------------------------------------------------------------------------------------------------------
+
+
+def _goes_on(draft: Draft, generation: Generation, step: Step) -> bool:
+    """Whether the entry of `step` has something to go on from."""
+    newest = draft.record.checkpoint
+    return newest is not None and (newest.step, newest.generation) == (step - 1, generation)
+
+
+def _is_coming(draft: Draft, generation: Generation, step: Step) -> bool:
+    """Whether that checkpoint may yet be committed."""
+    return step in draft.record.saving or any(one.step == step for one in _commits(draft, generation))
+
+
+def _cut(draft: Draft, step: Step, *, asks: bool = True) -> None:
+    """`step` has no checkpoint, so that the entries after it, up to the next base, are nothing.
+
+    asks: for a base; not where ranks know by themselves.
+    """
+    record = draft.record
+    after = sorted(s for s in record.saving if s >= step)
+    bases = [s for s in after if s > step and record.saving[s][0].kind == "base"]
+    end = bases[0] if bases else None
+    draft.set(
+        saving=_without(record.saving, (s for s in after if end is None or s < end)),
+        adrift=None if end is not None else step if record.adrift is None else min(record.adrift, step),
+    )
+    state = draft.state
+    if not asks or end is not None or not isinstance(state, Running) or state.finished:
+        return
+    if not record.base_asked or record.committed >= record.base_asked + AGAIN:
+        device = state.plan.devices[0]
+        draft.set(base_asked=record.committed)
+        draft.call(device.node, SaveSoon(generation=state.generation, device=device))
+
+
+def _complain(draft: Draft, step: Step, message: str) -> None:
+    """Of a journal, whose every step may fail for one reason, it is said now and then."""
+    record = draft.record
+    if _has_journal(draft):
+        if record.complained and record.complained <= step < record.complained + AGAIN:
+            return
+        draft.set(complained=step)
+    draft.say("checkpoint_failed", message)
+
+
+def _has_journal(draft: Draft) -> bool:
+    record = draft.record
+    return bool(record.pacing and record.pacing.is_journal) or record.spec.checkpoint.policy == "journal"
+
+
+# --- what is on its way ---------------------------------------------------------------------------------------------------
+
+
+def _commits(draft: Draft, generation: Generation | None = None) -> list[CommitCheckpoint]:
+    """Under way, of one generation or of any."""
+    under_way = (effect for effect in draft.record.outbox.values() if isinstance(effect, CommitCheckpoint))
+    return [effect for effect in under_way if generation is None or effect.generation == generation]
+
+
+def _seconds(draft: Draft, checkpoint: CheckpointRef) -> float:
+    """For which its slowest host wrote."""
+    at_it = [one for one in _commits(draft, checkpoint.generation) if one.step == checkpoint.step]
+    return SaveCost.of(at_it[0].shards).write_s if at_it else 0.0
+
+
+def _without(saving: Mapping[Step, tuple[ShardRef, ...]], steps: Iterable[Step]) -> Mapping[Step, tuple[ShardRef, ...]]:
+    gone = frozenset(steps)
+    return {step: shards for step, shards in saving.items() if step not in gone}
+
+
+def _with(costs: tuple[SaveCost, ...], cost: SaveCost) -> tuple[SaveCost, ...]:
+    """The latest of each kind."""
+    same = [one for one in costs if one.kind == cost.kind][-(COSTS - 1) :]
+    return (*(one for one in costs if one.kind != cost.kind), *same, cost)
+
+
+def _condemned_for(draft: Draft, seconds: float) -> tuple[str, ...]:
+    return tuple(sorted(pack for pack, since in draft.record.condemned.items() if draft.now - since >= seconds))

@@ -62,6 +62,7 @@ from .faulting import inject, judge_faults
 from .hearing import contact_restored, deadline_passed, host_said, host_unheard
 from .keeping import checkpoint_committed, checkpoint_failed, checkpoints_pruned, commit_ready_checkpoints
 from .moving import leave_drained_hosts, look_again, resize
+from .pacing import keep_pace
 from .sparing import want_spares
 from .stopping import host_closed, stop
 from .testing import attend
@@ -126,6 +127,7 @@ class _Cycle:
             if not draft.is_over:
                 commit_ready_checkpoints(draft)
                 save_where_asked(draft)
+                keep_pace(draft)
                 finish_if_done(draft)
             if not draft.is_over and self.nodes is not None:
                 nodes = {node.id: node for node in self.nodes}

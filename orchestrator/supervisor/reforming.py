@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.domain.generation import RankReport
-from orchestrator.domain.ids import Device, Generation
+from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.job import Closing, Fault, Incident, Reforming, Running, Starting
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import CloseGeneration, EndJoin, RankExited
@@ -58,7 +58,7 @@ def begin_reform(
     if draft.record.planning:
         # That plan was asked for under the next number: skip it, so that its late answer is not taken for ours.
         draft.set(generation=draft.next_generation(), planning=False)
-    draft.set(saving={}, unsaved=(), target=None, considered=frozenset(), looking=None)
+    draft.set(saving={}, unsaved=(), adrift=None, base_asked=Step(0), target=None, considered=frozenset(), looking=None)
     if again:
         draft.update_incident(attempts=reforming.attempt)
     else:

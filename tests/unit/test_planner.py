@@ -121,6 +121,33 @@ def exactly(exact: Exact, **degrees: int) -> JobSpec:
     return replace(spec, train=replace(spec.train, exact=exact))
 
 
+def on_cuda(spec: JobSpec) -> JobSpec:
+    return replace(spec, train=replace(spec.train, device="cuda"))
+
+
+def test_a_faster_kind_takes_more_ids_where_devices_are_real_and_as_many_where_they_are_emulated() -> None:
+    # Large enough that its kind decides how long a layer takes, not the launch of its kernels.
+    lines = tuple(Line(name=str(layer), shape=(8192, 8192), split=True, layers=(layer,), decay=True) for layer in range(4))
+    profile = Profile(num_layers=4, lines=lines, divisors=(), activation_bytes=1 << 20)
+    wide = a_spec(tp=1, pp=1, micro_batches=512)
+    wide = replace(wide, train=replace(wide.train, sequence=4096))
+    counts = {"A100": 1, "B200": 1}
+    real = planned(replace(mixed(on_cuda(wide), counts), profile=profile))
+    kinds = dict(mixed(wide, counts).devices)
+    ids = {kind: [len(p.micro_batches) for p in real.pipelines if kinds[p.stages[0].devices[0]] == kind] for kind in counts}
+    assert min(ids["B200"]) > 2 * max(ids["A100"]) and sum(map(sum, ids.values())) == 512
+    assert "fastest of" in real.reason
+    emulated = planned(replace(mixed(wide, counts), profile=profile))
+    assert {len(p.micro_batches) for p in emulated.pipelines} == {128}
+
+
+def test_a_mixed_plan_stays_on_devices_that_hold_state() -> None:
+    keep = (a_device(2, 0), a_device(2, 1))
+    request = mixed(on_cuda(a_spec(tp=2, pp=1, dp=1)), {"A100": 3, "L4": 1}, keep=keep)
+    assert set(planned(request).devices) == set(keep)
+    assert choose(request) == choose(replace(request, devices=request.devices[::-1]))
+
+
 def test_an_exact_job_runs_on_one_kind_of_device() -> None:
     plan = planned(mixed(exactly(True, tp=2), {"A100": 1, "H100": 2}))
     assert set(plan.devices) == {a_device(node, index) for node in (1, 2) for index in range(2)}

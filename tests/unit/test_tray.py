@@ -31,6 +31,7 @@ from worker.state.holdings import Holdings
 
 CPU = torch.device("cpu")
 ME = Device(NodeId("n0"), 0)
+EVERY = 10
 ANSWER = Answer(step=Step(7), norm=0.5, losses=(1.5, 2.5))
 
 
@@ -49,9 +50,9 @@ def a_share(width: int = 40, step: int = 7) -> Holdings:
 
 
 @contextmanager
-def a_tray(every: int = 10) -> Iterator[tuple[Tray, Custody, list[object]]]:
+def a_tray() -> Iterator[tuple[Tray, Custody, list[object]]]:
     custody, said = Custody(ME), []
-    tray = Tray(tuple(map(os.dup, custody.fds)), ME, every, CPU, said.append, lambda generation: generation < 2)
+    tray = Tray(tuple(map(os.dup, custody.fds)), ME, CPU, said.append, lambda generation: generation < 2)
     try:
         yield tray, custody, said
     finally:
@@ -79,7 +80,7 @@ def test_what_was_handed_over_is_read_as_it_was_whatever_happens_to_the_state_af
     wanted = held.state[:, : held.owned].clone()
     with a_tray() as (tray, custody, said):
         tray.lay_out(held)
-        assert tray.is_ready(held)
+        assert tray.is_ready(held, EVERY)
         tray.take(held, Generation(2), ANSWER)
         held.state.zero_()
         assert said == [HandedOver(generation=Generation(2), step=Step(7))]
@@ -98,13 +99,13 @@ def test_two_are_kept_and_there_is_no_room_for_a_third_until_one_is_settled() ->
         tray.lay_out(held)
         for step in (10, 20):
             held.step = Step(step)
-            assert tray.is_ready(held)
+            assert tray.is_ready(held, EVERY)
             tray.take(held, Generation(2), None)
-        assert not tray.is_ready(held)
+        assert not tray.is_ready(held, EVERY)
         first, second = custody.find()
         assert [custody.slot(place).step for place in (first, second)] == [10, 20]
         custody.settle(first)
-        assert tray.is_ready(held) and read_slot(custody.fds[second]).answer is None
+        assert tray.is_ready(held, EVERY) and read_slot(custody.fds[second]).answer is None
 
 
 def test_a_full_slot_keeps_its_layout_until_it_is_written_and_the_free_one_has_the_new_one() -> None:
@@ -192,7 +193,7 @@ def test_the_first_slot_is_touched_beforehand_and_the_second_when_it_may_be_need
     def pages(fd: int) -> int:
         return os.fstat(fd).st_blocks * 512
 
-    with a_tray(every=10) as (tray, custody, _):
+    with a_tray() as (tray, custody, _):
         tray.lay_out(held)
         touched(tray)
         num_bytes = 3 * held.owned * 4
@@ -200,11 +201,11 @@ def test_the_first_slot_is_touched_beforehand_and_the_second_when_it_may_be_need
         tray.take(held, Generation(2), None)
         tray.copied()
         held.step = Step(held.step + 3)
-        tray.is_ready(held)
+        tray.is_ready(held, EVERY)
         touched(tray)
         assert pages(custody.fds[1]) < num_bytes
         held.step = Step(held.step + 1)
-        tray.is_ready(held)
+        tray.is_ready(held, EVERY)
         touched(tray)
         assert pages(custody.fds[1]) >= num_bytes
 

@@ -177,9 +177,16 @@ class Dispatch:
         if "why" in said:
             self._end_parcel(str(said["why"]))
         else:
-            device = parcel.custody.device
-            index, sha256, is_local = str(said["index"]), str(said["sha256"]), bool(said["is_local"])
-            self._end_parcel("", ShardRef(device=device, index=index, sha256=sha256, is_local=is_local))
+            shard = ShardRef(
+                device=parcel.custody.device,
+                index=str(said["index"]),
+                sha256=str(said["sha256"]),
+                is_local=bool(said["is_local"]),
+                kind="journal" if parcel.slot.is_entry else "base",
+                write_s=float(said["seconds"]),
+                stall_s=parcel.slot.stall_s,
+            )
+            self._end_parcel("", shard)
 
     def _bury(self) -> None:
         assert self._process is not None and self._socket is not None

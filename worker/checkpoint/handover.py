@@ -26,16 +26,25 @@ class Snapshots(Protocol):
         """Be ready for snapshots of this share of the state, outside of any step."""
         ...
 
-    def is_ready(self, held: Holdings) -> bool:
-        """Whether a snapshot could be taken now without waiting; once true it stays true until one is taken."""
+    def is_ready(self, held: Holdings, every: int) -> bool:
+        """Whether a snapshot could be taken now without waiting; once true it stays true until one is taken.
+
+        every: steps from one to the next, as things are.
+        """
         ...
 
-    def take(self, held: Holdings, generation: Generation, answer: Answer | None) -> None:
-        """Copy what is owned right after `held.step`, which `answer` committed. Only when it is ready."""
+    def take(self, held: Holdings, generation: Generation, answer: Answer | None, *, is_entry: bool = False) -> None:
+        """Copy what is owned right after `held.step`, which `answer` committed. Only when it is ready.
+
+        is_entry: not the state, but the gradient that led to it.
+        """
         ...
 
-    def copied(self) -> None:
-        """Returns when the snapshot taken last needs `held` no more: before the state changes, or is dropped."""
+    def copied(self, *, entry: bool = False) -> None:
+        """Returns when the snapshot taken last needs `held` no more: before the state changes, or is dropped.
+
+        entry: only if it is of a gradient, which is about to change.
+        """
         ...
 
     def skip(self, step: Step, generation: Generation, why: str) -> None:
@@ -57,13 +66,13 @@ class NoSnapshots:
     def lay_out(self, held: Holdings) -> None:
         return
 
-    def is_ready(self, held: Holdings) -> bool:
+    def is_ready(self, held: Holdings, every: int) -> bool:
         return False
 
-    def take(self, held: Holdings, generation: Generation, answer: Answer | None) -> None:
+    def take(self, held: Holdings, generation: Generation, answer: Answer | None, *, is_entry: bool = False) -> None:
         raise AssertionError("nobody takes snapshots here; set checkpoint.every to 0")
 
-    def copied(self) -> None:
+    def copied(self, *, entry: bool = False) -> None:
         return
 
     def skip(self, step: Step, generation: Generation, why: str) -> None:

@@ -9,14 +9,17 @@ answer in each entry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
 from orchestrator.adapters import spec_file
 from orchestrator.adapters.index import GRADIENT
-from orchestrator.adapters.manifest import CheckpointCorrupt, Manifest, load_chain
+from orchestrator.adapters.manifest import LONGEST_CHAIN, CheckpointCorrupt, Manifest, load_chain, load_manifest
+from orchestrator.adapters.sealed import named
+from orchestrator.domain.ids import Step
 from orchestrator.domain.profile import Interval
 from orchestrator.domain.spec import TrainSpec
 
@@ -24,6 +27,14 @@ from ..parallel.optimizer import adamw
 from ..state.pieces import KINDS, Piece
 from .stored import Wanted, fill
 from .tier import Tier
+
+
+class LinkCorrupt(CheckpointCorrupt):
+    """step: of the one that is no good among those that a checkpoint is read from: all before it may be."""
+
+    def __init__(self, message: str, step: Step) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 def read(
@@ -58,17 +69,42 @@ def restore(
     Both fp32 on the host; columns that belong to no piece are updated with the others, and stay zero where they are.
     Raises CheckpointCorrupt; then what is there already is worth nothing.
     """
-    (base, _), *entries = load_chain(path)
+    (base, found), *entries = links(path)
     of_state = zip(KINDS, state, strict=True)
-    fill(base, [Wanted(p.interval, kind, _cut(row, p)) for kind, row in of_state for p in pieces], near)
+    with _link(found.step):
+        fill(base, [Wanted(p.interval, kind, _cut(row, p)) for kind, row in of_state for p in pieces], near)
     for at, entry in entries:
-        if entry.answer is None or entry.answer.step != entry.step:
-            raise CheckpointCorrupt(
-                f"{at} does not say what was answered to the vote of its step; restore an older checkpoint"
-            )
-        fill(at, [Wanted(piece.interval, GRADIENT[0], _cut(gradient, piece)) for piece in pieces], near)
-        train, decayed = _update_of(at, entry, pieces)
+        with _link(entry.step):
+            if entry.answer is None or entry.answer.step != entry.step:
+                raise CheckpointCorrupt(
+                    f"{at} does not say what was answered to the vote of its step; restore an older checkpoint"
+                )
+            fill(at, [Wanted(piece.interval, GRADIENT[0], _cut(gradient, piece)) for piece in pieces], near)
+            train, decayed = _update_of(at, entry, pieces)
         adamw(train, entry.answer, state, gradient, decayed)
+
+
+def links(path: Path) -> tuple[tuple[Path, Manifest], ...]:
+    """What a checkpoint is read from: its base first, itself last. Raises LinkCorrupt."""
+    try:
+        return load_chain(path)
+    except CheckpointCorrupt as error:
+        at = path
+        with suppress(CheckpointCorrupt):
+            for _ in range(LONGEST_CHAIN):
+                if (parent := load_manifest(at).parent) is None:
+                    break
+                at = path.parent / parent.name
+        of = named(at)
+        raise LinkCorrupt(str(error), of[0] if of else Step(0)) from error
+
+
+@contextmanager
+def _link(step: Step) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointCorrupt as error:
+        raise LinkCorrupt(str(error), step) from error
 
 
 def _update_of(path: Path, entry: Manifest, pieces: Sequence[Piece]) -> tuple[TrainSpec, list[tuple[int, int]]]:

@@ -5,7 +5,7 @@ and memory. What cannot be written (a full disk) is said and forgotten. It owns 
 and generations, and it ends with its host.
 
     host ── {"number": 7, "node": "n0", "index": 1, "attempt": 0} + fd of a full slot ──>  saver
-         <── {"number": 7, "index": ..., "sha256": ...}      durable
+         <── {"number": 7, "index": ..., "sha256": ..., "seconds": 0.2}      durable
          <── {"number": 7, "why": ...}                       not written
 """
 
@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,7 +32,6 @@ from orchestrator.domain.protocol import OpenHost
 from .. import faultpoints
 from ..faultpoints import faultpoint
 from ..parentage import die_with_parent
-from ..state.pieces import KINDS
 from .shard import ShardWriter
 from .slot import Filled, read_slot
 from .snapshot import Snapshot
@@ -70,6 +70,7 @@ def _carry_out(order: OpenHost, writers: dict[Device, ShardWriter], request: dic
     filled = read_slot(fd)
     _arm(filled, int(request["attempt"]))
     faultpoint("before_write")
+    begun = time.monotonic()
     try:
         if device not in writers:
             root = Path(order.checkpoint_dir)
@@ -80,13 +81,23 @@ def _carry_out(order: OpenHost, writers: dict[Device, ShardWriter], request: dic
         print(f"step {filled.step} of {device} not written: {error}", flush=True)
         return {"why": str(error)}
     faultpoint("after_write")
-    return {"index": shard.index, "sha256": shard.sha256, "is_local": shard.is_local}
+    return {
+        "index": shard.index,
+        "sha256": shard.sha256,
+        "is_local": shard.is_local,
+        "seconds": time.monotonic() - begun,
+    }
 
 
 def _written(writer: ShardWriter, filled: Filled) -> ShardRef:
-    state = np.frombuffer(filled.state, dtype=np.float32).reshape(len(KINDS), filled.width)
+    state = np.frombuffer(filled.state, dtype=np.float32).reshape(len(filled.kinds), filled.width)
     snapshot = Snapshot(
-        step=filled.step, answer=filled.answer, generation=filled.generation, pieces=filled.pieces, state=state
+        step=filled.step,
+        answer=filled.answer,
+        generation=filled.generation,
+        pieces=filled.pieces,
+        state=state,
+        kinds=filled.kinds,
     )
     return writer.write(snapshot)
 

@@ -3,7 +3,7 @@
     header    16 words: state, number, step, generation, sizes, outcome; then, in words, why it was not written
     answer    of the vote that committed the step, packed as on a page
     table     which interval begins at which column, JSON: written once a layout, not once a snapshot
-    state     (3, width) fp32, from a page boundary on
+    state     (3, width) fp32, from a page boundary on; of a journal entry the first row alone is used, for the gradient
 
     free ──> filling ──> full ──> free     the rank writes the first two changes, its host the last
                `- the rank died: torn, nobody reads it
@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from orchestrator.adapters.index import GRADIENT
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, Step
@@ -30,7 +31,7 @@ from orchestrator.domain.profile import Interval
 from ..page.layout import MAX_GROUPS, MAX_IDS, pack_answer, unpack_answer
 from ..state.pieces import KINDS, Piece
 
-SLOT_VERSION = 1
+SLOT_VERSION = 2
 SLOTS = 2
 """In a tray."""
 ITEM_BYTES = 4
@@ -62,6 +63,10 @@ class Word(IntEnum):
     WIDTH = 9
     BEATS = 10
     """Moves while whoever writes what is full gets on with it."""
+    IS_ENTRY = 11
+    """It is the gradient that led to the step, not the state after it."""
+    STALL_US = 12
+    """Microseconds for which training waited."""
 
 
 def create_slot() -> int:
@@ -99,6 +104,14 @@ class Slot:
     @property
     def number(self) -> int:
         return self.words[Word.NUMBER]
+
+    @property
+    def is_entry(self) -> bool:
+        return bool(self.words[Word.IS_ENTRY])
+
+    @property
+    def stall_s(self) -> float:
+        return self.words[Word.STALL_US] / 1e6
 
     @property
     def beats(self) -> int:
@@ -150,7 +163,7 @@ class Filler(Slot):
         self._table, self._whole = table, whole
         return memoryview(whole)[state_at:]
 
-    def begin(self, step: Step, generation: Generation, answer: Answer | None) -> None:
+    def begin(self, step: Step, generation: Generation, answer: Answer | None, *, is_entry: bool = False) -> None:
         """Until `finish` nobody reads it."""
         assert self._whole is not None
         words = self.words
@@ -158,10 +171,11 @@ class Filler(Slot):
         packed = pack_answer(generation, answer) if answer is not None else b""
         self._whole[_ANSWER_AT : _ANSWER_AT + len(packed)] = packed
         words[Word.ANSWER_BYTES] = len(packed)
-        words[Word.STEP], words[Word.GENERATION] = step, generation
+        words[Word.STEP], words[Word.GENERATION], words[Word.IS_ENTRY] = step, generation, int(is_entry)
         words[Word.NUMBER] += 1
 
-    def finish(self) -> None:
+    def finish(self, stall_s: float = 0.0) -> None:
+        self.words[Word.STALL_US] = round(stall_s * 1e6)
         self.words[Word.STATE] = SlotState.FULL  # last: what a reader finds is whole
 
     def drop(self) -> None:
@@ -171,12 +185,14 @@ class Filler(Slot):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """What a full slot says. state: (3, width) fp32 as bytes, in memory that stays mapped for as long as it is used."""
+    """What a full slot says. state: (len(kinds), width) fp32 as bytes, in memory that stays mapped for as long as it is
+    used."""
 
     step: Step
     generation: Generation
     answer: Answer | None
     pieces: tuple[Piece, ...]
+    kinds: tuple[str, ...]
     width: int
     state: memoryview
 
@@ -189,13 +205,15 @@ def read_slot(fd: int) -> Filled:
     if words[Word.MAGIC] != _MAGIC or words[Word.VERSION] != SLOT_VERSION or words[Word.STATE] != SlotState.FULL:
         raise EverstepError("a slot that was to be written holds no snapshot; the next one is tried")
     state_at, width = words[Word.STATE_AT], words[Word.WIDTH]
-    num_bytes = len(KINDS) * width * ITEM_BYTES
+    kinds = GRADIENT if words[Word.IS_ENTRY] else KINDS
+    num_bytes = len(kinds) * width * ITEM_BYTES
     packed = whole[_ANSWER_AT : _ANSWER_AT + words[Word.ANSWER_BYTES]]
     return Filled(
         step=Step(words[Word.STEP]),
         generation=Generation(words[Word.GENERATION]),
         answer=unpack_answer(packed)[1] if packed else None,
         pieces=_pieces(whole[_TABLE_AT : _TABLE_AT + words[Word.TABLE_BYTES]]),
+        kinds=kinds,
         width=width,
         state=memoryview(whole)[state_at : state_at + num_bytes],
     )

@@ -1,9 +1,9 @@
-"""A rank's tray: two slots of memory that its host keeps, into one of which the state is copied after a step.
+"""A rank's tray: two slots of memory that its host keeps, into one of which state or gradient is copied after a step.
 
 The copy goes on beside the next step's forward and backward, and training waits for what is left of it before it changes
-the state: for that and for nothing else. Who writes is another process, and a snapshot for which there is no room is not
-taken. The first slot's memory is touched beforehand, in a thread of the lowest priority; the second's once the first has
-been full for half of the time to the next snapshot. It refuses to know files, and where what is full goes.
+what is copied: for that and for nothing else. Who writes is another process, and a snapshot for which there is no room is
+not taken. The first slot's memory is touched beforehand, in a thread of the lowest priority; the second's once the first
+has been full for half of the time to the next snapshot. It refuses to know files, and where what is full goes.
 
     lay out ──> touch ──> take: begin to copy ──> copied: say so ──> ... host: written, free again
 """
@@ -34,7 +34,7 @@ _LOOK_S = 0.002
 
 
 class Tray:
-    """Implements Snapshots. fds: the slots' memfds, which become its own. every: steps from a snapshot to the next.
+    """Implements Snapshots. fds: the slots' memfds, which become its own.
 
     say: to the host; is_closed: whether a generation has been.
     """
@@ -43,20 +43,19 @@ class Tray:
         self,
         fds: Sequence[int],
         me: Device,
-        every: int,
         device: torch.device,
         say: Callable[[HandedOver | ShardNotSaved], None],
         is_closed: Callable[[Generation], bool],
     ) -> None:
         self._places = tuple(_Place(fd, device) for fd in fds)
         self._me = me
-        self._every = every
         self._device = device
         self._say = say
         self._is_closed = is_closed
         self._table = b""
         self._laid_out: object = None
         self._under_way: tuple[_Place, Copying] | None = None
+        self._stall_s = 0.0
 
     def lay_out(self, held: Holdings) -> None:
         if self._laid_out is not held.owned_pieces:
@@ -66,21 +65,23 @@ class Tray:
                 place.lay_out(self._table, held.owned)
         self._places[0].touch()
 
-    def is_ready(self, held: Holdings) -> bool:
+    def is_ready(self, held: Holdings, every: int) -> bool:
         first, *others = self._places
-        if first.slot.state is SlotState.FULL and 2 * (held.step + 1 - first.slot.step) >= self._every:
+        if first.slot.state is SlotState.FULL and 2 * (held.step + 1 - first.slot.step) >= every:
             for place in others:
                 place.touch()
         return self._free(held) is not None
 
-    def take(self, held: Holdings, generation: Generation, answer: Answer | None) -> None:
+    def take(self, held: Holdings, generation: Generation, answer: Answer | None, *, is_entry: bool = False) -> None:
         place = self._free(held)
         assert place is not None, "it was ready"
         faultpoint("before_snapshot")
+        begun = time.perf_counter()
         copying = Copying(self._device)
-        place.slot.begin(held.step, generation, answer)
+        place.slot.begin(held.step, generation, answer, is_entry=is_entry)
+        rows = (held.gradient,) if is_entry else tuple(held.state)
         try:
-            for number, (row, kept) in enumerate(zip(held.state, place.state, strict=True)):
+            for number, (row, kept) in enumerate(zip(rows, place.state[: len(rows)], strict=True)):
                 copying.add(row[: held.owned], kept)
                 if not number:
                     faultpoint("in_snapshot")
@@ -90,19 +91,21 @@ class Tray:
             place.slot.drop()
             raise
         self._under_way = place, copying
+        self._stall_s = time.perf_counter() - begun
         if not copying.is_beside:
             self.copied()
 
-    def copied(self) -> None:
-        if self._under_way is None:
+    def copied(self, *, entry: bool = False) -> None:
+        if self._under_way is None or (entry and not self._under_way[0].slot.is_entry):
             return
         (place, copying), self._under_way = self._under_way, None
+        begun = time.perf_counter()
         try:
             copying.wait()
         except BaseException:
             place.slot.drop()
             raise
-        place.slot.finish()
+        place.slot.finish(self._stall_s + time.perf_counter() - begun)
         # From here on the host finds it, whether or not anybody tells.
         faultpoint("after_snapshot")
         self._say(HandedOver(generation=place.slot.generation, step=place.slot.step))

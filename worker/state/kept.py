@@ -24,6 +24,7 @@ from orchestrator.domain.profile import Interval, Profile, joined
 from orchestrator.domain.protocol import BeginJoin, FromCheckpoint, FromMemory, FromSeed, Restore
 from orchestrator.domain.spec import JobSpec
 
+from ..checkpoint.reader import LinkCorrupt
 from ..checkpoint.tier import Tier, own_disk
 from ..donation import Donation
 from ..faultpoints import faultpoint
@@ -167,7 +168,8 @@ class Kept:
         try:
             yield near
         except CheckpointCorrupt as error:
-            found = Unreadable(step=checkpoint.step, generation=checkpoint.generation)
+            since = error.step if isinstance(error, LinkCorrupt) else Step(0)
+            found = Unreadable(step=checkpoint.step, generation=checkpoint.generation, since=since)
             raise NotRestored(found, str(error)) from error
         finally:
             if near is not None:

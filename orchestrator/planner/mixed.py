@@ -1,0 +1,40 @@
+"""A job's plan on devices of several kinds: pipelines of unequal depth, splits and ids, each as fast as its kind.
+
+For devices that are what their kind says. Emulated nodes share this machine's processors whatever they are called, so a
+job on `cpu` gets plans that treat all devices alike.
+"""
+
+from __future__ import annotations
+
+from orchestrator.domain.effects import ChoosePlan
+from orchestrator.domain.ids import Device
+from orchestrator.domain.kinds import KINDS
+from orchestrator.domain.plan import Plan
+
+from .ask import Planned
+from .job import ask_of
+from .machines import of_devices
+from .placement import place
+from .search import search
+from .words import won_by
+
+
+def is_mixed(request: ChoosePlan) -> bool:
+    """Whether its devices differ in speed for real."""
+    return request.spec.train.device == "cuda" and len({kind for _, kind in request.devices}) > 1
+
+
+def choose_mixed(request: ChoosePlan) -> Plan | None:
+    """The fastest plan, on devices that hold state where there is a choice; None where there is none."""
+    machines = of_devices(request.devices, KINDS, domains=request.domains)
+    found = search(ask_of(request.spec, request.profile, machines))
+    if not isinstance(found, Planned) or found.best.num_devices < request.spec.parallel.min_devices:
+        return None
+    held = set(request.keep)
+
+    def stranger(group: tuple[Device, ...]) -> int:
+        return -sum(device in held for device in group)
+
+    idle = machines.num_devices - found.best.num_devices
+    reason = won_by(found.best, found.tried) + (f", {idle} idle" if idle else "")
+    return place(found.best, machines, reason=reason, prefer=stranger)
