@@ -38,7 +38,8 @@ def a_slow_job() -> JobSpec:
         model={"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 64},
         parallel=ParallelSpec(tp=1, pp=1),
         checkpoint=replace(spec.checkpoint, every=0),
-        recovery=replace(spec.recovery, copy_mb_s=COPY_MB_S),
+        # A survivor may be napping, which nothing interrupts, and is not to be killed for that.
+        recovery=replace(spec.recovery, copy_mb_s=COPY_MB_S, leave_s=5.0),
     )
 
 
