@@ -3,7 +3,7 @@
 The copy goes on beside the next step's forward and backward, and training waits for what is left of it before it changes
 what is copied: for that and for nothing else. Who writes is another process, and a snapshot for which there is no room is
 not taken. The first slot's memory is touched beforehand, in a thread of the lowest priority; the second's once the first
-has been full for half of the time to the next snapshot. It refuses to know files, and where what is full goes.
+has been full for three quarters of the time to the next snapshot. It refuses to know files, and where what is full goes.
 
     lay out ──> touch ──> take: begin to copy ──> copied: say so ──> ... host: written, free again
 """
@@ -67,7 +67,8 @@ class Tray:
 
     def is_ready(self, held: Holdings, every: int) -> bool:
         first, *others = self._places
-        if first.slot.state is SlotState.FULL and 2 * (held.step + 1 - first.slot.step) >= every:
+        is_slow = first.slot.state is SlotState.FULL and 4 * (held.step + 1 - first.slot.step) >= 3 * every
+        if every and is_slow:  # without an interval there is no next snapshot to make room for
             for place in others:
                 place.touch()
         return self._free(held) is not None
