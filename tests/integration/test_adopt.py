@@ -25,7 +25,7 @@ from tests.served import serve
 from tests.tiny_job import TEXT
 from tests.tiny_model import a_spec
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 def everstep(state_dir: Path, *args: object) -> Result:
@@ -33,7 +33,7 @@ def everstep(state_dir: Path, *args: object) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args], env=env)
 
 
-def a_job(folder: Path, steps: int = 200) -> JobSpec:
+def a_job(folder: Path, steps: int = 150) -> JobSpec:
     text = folder / "text.txt"
     text.write_text(TEXT * 400)
     spec = a_spec(train={"steps": steps, "micro_batches": 4, "micro_batch_size": 1, "sequence": 32}, heads=2, kv_heads=2)
@@ -133,7 +133,7 @@ def test_a_job_whose_server_lost_everything_goes_on_and_its_curve_is_the_undistu
             spent("adopted")
             adopted = json.loads(result.stdout)
             assert adopted["adopted_from"] == first and 5 < adopted["step"] < spec.train.steps
-            job = client.wait(adopted["id"], 90)
+            job = client.wait(adopted["id"], 180)
             assert job.succeeded, job.reason
             spent("trained to the end")
             after = {step.step: step.loss for step in client.all_metrics(job.id)}

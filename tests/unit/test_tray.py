@@ -202,6 +202,7 @@ def test_the_first_slot_is_touched_beforehand_and_the_second_when_it_may_be_need
         tray.copied()
         held.step = Step(held.step + 6)
         tray.is_ready(held, EVERY)
+        tray.is_ready(held, 0)
         touched(tray)
         assert pages(custody.fds[1]) < num_bytes
         held.step = Step(held.step + 1)

@@ -67,7 +67,8 @@ class Tray:
 
     def is_ready(self, held: Holdings, every: int) -> bool:
         first, *others = self._places
-        if first.slot.state is SlotState.FULL and 4 * (held.step + 1 - first.slot.step) >= 3 * every:
+        is_slow = first.slot.state is SlotState.FULL and 4 * (held.step + 1 - first.slot.step) >= 3 * every
+        if every and is_slow:  # without an interval there is no next snapshot to make room for
             for place in others:
                 place.touch()
         return self._free(held) is not None
