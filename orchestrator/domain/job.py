@@ -139,6 +139,8 @@ class Join:
     """Its number, which no generation is formed under."""
     plan: Plan
     addresses: Mapping[Device, str] = field(default_factory=dict)
+    idle: frozenset[Device] = frozenset()
+    """Newcomers whose processes are older than the join: they may still hold what they held in an earlier plan."""
     moves: tuple[Move, ...] = ()
     attempt: int = 0
     broken: frozenset[Device] = frozenset()

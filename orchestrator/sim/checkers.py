@@ -23,13 +23,15 @@ MAX_OUTBOX = 64
 
 
 class Checker:
-    """held: what living ranks that can be reached hold of a job at a step."""
+    """held: what living ranks that can be reached hold of a job at a step, of generations after one."""
 
-    def __init__(self, scenario: Scenario, held: Callable[[JobRecord, Step], list[Interval]]) -> None:
+    def __init__(self, scenario: Scenario, held: Callable[[JobRecord, Step, Generation], list[Interval]]) -> None:
         self._scenario = scenario
         self._held = held
         self._records: Mapping[JobId, JobRecord] = {}
         self._quarantine: tuple[Quarantine, ...] = ()
+        self._distrusted: dict[JobId, Generation] = {}
+        """Memory of this generation and of those before it counts no more."""
         self._drained: frozenset[NodeId] = frozenset()
         """Since before the commit that is looked at."""
         self._started: dict[JobId, Generation] = {}
@@ -115,14 +117,15 @@ class Checker:
             raise Violation(f"{where}, which never passed")
 
     def _check_rollback(self, record: JobRecord) -> None:
-        """Memory that living ranks hold is used before any checkpoint."""
+        """Memory that living ranks hold is used before any checkpoint, unless it was part of a disagreement."""
         state = record.state
         if not isinstance(state, Reforming) or state.closing.settlement is None:
             return  # more has happened in the same commit
         if state.closing.settlement.is_distrusted:
-            return  # an owner and its mirror disagree: nobody's memory counts
+            self._distrusted[record.id] = state.closing.generation
+            return  # nobody's memory counts
         step = state.closing.settlement.step
-        held = self._held(record, step)
+        held = self._held(record, step, self._distrusted.get(record.id, Generation(0)))
         whole = [Interval(line.name, 0, line.numel) for line in profile().lines]
         if held and not uncovered(whole, joined(held)):
             raise Violation(f"{record.id} is rolled back from step {step}, which living ranks hold whole")

@@ -261,16 +261,19 @@ class SimHost:
         self._soon(0.0002, 0.003, lambda: self.outbox.say(event))
 
     def rank_passed(self, rank: SimRank, generation: Generation, answer: Answer) -> None:
+        def leave() -> None:
+            rank.is_unheard = rank.is_unheard or (not rank.alive and self.place.rng.random() < LAST_WORDS_LOST)
+            if not rank.is_unheard:  # what has left it is heard, however late; of the rest only its page knows
+                self._soon(0.0, 0.002, take)
+
         def take() -> None:
-            if not rank.alive and self.place.rng.random() < LAST_WORDS_LOST:
-                return  # only its page knows
             if self.outbox.is_new(generation, answer):
                 self._moved_at = self.place.clock.now
                 if not self.outbox.has_steps:
                     self._soon(FLUSH_S, FLUSH_S, self.outbox.flush)
                 self.outbox.add_passed(generation, answer, self.place.clock.now)
 
-        self._soon(0.0002, 0.003, take)
+        self.place.clock.after(self.place.rng.uniform(0.0002, 0.001), leave)
 
     def rank_saved(self, rank: SimRank, generation: Generation, step: Step, kind: CheckpointKind, is_last: bool) -> None:
         """It has handed a snapshot over, which is written whatever becomes of it; or cannot be. One after the other."""

@@ -115,6 +115,8 @@ class SimRank:
         self.found: tuple[Generation, Finding] | None = None
         self.noted: tuple[Generation, Step, frozenset[Flip]] | None = None
         """What it held right after its last update."""
+        self.is_unheard = False
+        """Its host has missed a word of its last, so it hears none after it."""
         self.stuck = 0
         self.raised = ""
         self._when_thawed: list[Callable[[], None]] = []
@@ -220,15 +222,17 @@ class SimRank:
             return
         self.reported = generation
         arena = self.host.met(generation)
-        changed = None
-        if self.has_changed and arena is not None and self.device in arena.form.plan.seat_of:
-            changed = Disagrees(rank=arena.form.plan.seat_of[self.device].rank, about="memory")
+        changed, is_ours = None, not self.has_changed or self.answered_in == generation
+        if self.has_changed:
+            if arena is not None and self.device in arena.form.plan.seat_of:
+                changed = Disagrees(rank=arena.form.plan.seat_of[self.device].rank, about="memory")
+            self.memory = None
         report = RankReport(
             device=self.device,
             generation=generation,
             voted=self.voted,
-            answer=self.answer,
-            held=self.memory.held if self.memory and not self.has_changed else None,
+            answer=self.answer if is_ours else None,
+            held=self.memory.held if self.memory else None,
             lost_peer=lost_peer,
             cause=cause,
             arrived=Arrived(step=self.arrived_at, intervals=joined(self.arrived)) if self.arrived else None,

@@ -24,6 +24,7 @@ from orchestrator.domain.effects import (
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import (
     CheckpointCommitted,
+    CheckpointFailed,
     DeadlinePassed,
     EffectDone,
     HostSaid,
@@ -229,15 +230,18 @@ class SimSupervisor:
             case ChoosePlan(job=job, generation=generation):
                 self._answer(identity, job, lambda: PlanChosen(job=job, generation=generation, result=choose(effect)))
             case CommitCheckpoint(job=job):
-                self._answer(
-                    identity, job, lambda: CheckpointCommitted(job=job, checkpoint=self.world.write_checkpoint(effect))
-                )
+                self._answer(identity, job, lambda: self._written(effect))
             case NoteCheckpoint(job=job):
                 self.tell(EffectDone(job=job, effect=identity), urgent=False)
             case PruneCheckpoints(job=job, keep=keep):
                 self._soon(PLAN_S, lambda: self._prune(identity, job, keep))
             case KillNode() | AddNode() | Sabotage():
                 self._provide(effect)
+
+    def _written(self, effect: CommitCheckpoint) -> Input:
+        if self.term != self.world.store.term:  # what it goes on from may be swept by now, and nobody will hear of it
+            return CheckpointFailed(job=effect.job, step=effect.step, message="another supervisor writes now")
+        return CheckpointCommitted(job=effect.job, checkpoint=self.world.write_checkpoint(effect))
 
     def _prune(self, identity: EffectId, job: JobId, keep: tuple[CheckpointRef, ...]) -> None:
         self.world.prune_checkpoints(job, keep)

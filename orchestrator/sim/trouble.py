@@ -50,7 +50,7 @@ class Troublemaker:
         self._hung: set[tuple[JobId, Step]] = set()
         self._brought = 0
         self._forged: set[JobId] = set()
-        self.may_roll_back = not world.scenario.gentle
+        self.may_roll_back = not world.scenario.gentle or bool(world.scenario.broken)
         self._again()
 
     def _again(self) -> None:
@@ -272,13 +272,16 @@ class Troublemaker:
         return [world.arenas[key] for key in running if key in world.arenas]
 
     def _spoil_checkpoint(self, trouble: Trouble, job: JobId, record: JobRecord) -> None:
-        """A forged one can only be told by the step after it, and two in a row end the job."""
+        """A forged one can only be told by the step after it, and two in a row end the job.
+
+        So none is forged that others go on from, nor where the seed is no way back should the other one be damaged.
+        """
         newest, world = record.checkpoint, self._world
         if newest is None or not newest.at or newest.path in world.forged or record.canary is not None:
             return
         if trouble is Trouble.DAMAGE_CHECKPOINT:
             world.damaged.add(newest.path)
-        elif newest.after and job not in self._forged:
+        elif newest.after and job not in {*self._forged, *world.scenario.starts} and not _has_journal(record):
             self._forged.add(job)
             line = profile().lines[0]
             world.forged[newest.path] = Flip(line.name, self._rng.randrange(line.numel), world.next_flip())
@@ -356,3 +359,7 @@ class Troublemaker:
             host.cut = False
 
         self._world.clock.after(seconds, mend)
+
+
+def _has_journal(record: JobRecord) -> bool:
+    return record.spec.checkpoint.policy != "full"

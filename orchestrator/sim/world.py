@@ -117,7 +117,8 @@ class World(Place):
     def write_checkpoint(self, effect: CommitCheckpoint) -> CheckpointRef:
         record = self.store.jobs[effect.job]
         arena = self.arenas.get((effect.job, effect.generation))
-        if arena and effect.step in arena.disagreed:
+        kind, parent = effect.shards[0].kind, None
+        if arena and effect.step in arena.disagreed and kind == "base":  # an entry holds gradients, which are right
             raise Violation(f"the checkpoint of step {effect.step} of {effect.job} is committed, and its copies disagreed")
         if effect.step > max(self.checker.curves[effect.job], default=self.scenario.start_of(effect.job)):
             raise Violation(f"a checkpoint of step {effect.step} of {effect.job} is committed before the step")
@@ -131,7 +132,6 @@ class World(Place):
             raise Violation(f"the checkpoint of step {effect.step} of {effect.job} lacks shards of {plan.describe()}")
         path = f"/shared/{effect.job}/{effect.step}-{effect.generation}"
         answer = reference(effect.spec, effect.step)
-        kind, parent = effect.shards[0].kind, None
         if any(shard.kind != kind for shard in effect.shards):
             raise Violation(f"the checkpoint of step {effect.step} of {effect.job} is of states and gradients")
         if kind == "journal":
@@ -219,15 +219,15 @@ class World(Place):
     def arenas(self) -> dict[tuple[JobId, Generation], Arena]:
         return self._arenas.of
 
-    def _held(self, record: JobRecord, step: Step) -> list[Interval]:
-        """What living ranks hold of a step, on hosts that can be told to use it."""
+    def _held(self, record: JobRecord, step: Step, after: Generation) -> list[Interval]:
+        """What living ranks hold of a step, of generations after one, on hosts that can be told to use it."""
         held: list[Interval] = []
         for (job, node), host in sorted(self.hosts.items()):
             if job != record.id or node not in record.hosts - record.avoided or host.is_gone:
                 continue
             for rank in host.ranks.values():
                 memory = rank.memory
-                if rank.has_changed:
+                if rank.has_changed or (memory and memory.generation <= after):
                     continue
                 if memory and (memory.step == step or (memory.step == step - 1 and rank.voted == step)):
                     held.extend(memory.intervals)

@@ -110,8 +110,8 @@ def _nobody(draft: Draft, asked: FaultRequested) -> str:
 def _last_copies(draft: Draft, hit: tuple[Device, ...]) -> int:
     """Elements that nobody would hold any more if these and everybody else under attack lost their memory at once."""
     record, state = draft.record, draft.state
-    if record.profile is None or isinstance(state, Starting):
-        return 0  # nothing that the seed does not give again
+    if record.profile is None:
+        return 0
     failing = {device for one in still_open(draft) if _is_at_risk(draft, one) for device in one.devices} | set(hit)
     if isinstance(state, Reforming):
         failing |= state.lost
@@ -136,7 +136,10 @@ def _is_at_risk(draft: Draft, one: Injected) -> bool:
 
 
 def _holders(draft: Draft) -> list[tuple[Device, Generation, Plan]]:
-    """Whose memory counts: the running generation's, or that of the one being closed."""
+    """Whose memory counts: the running generation's, or that of the one being closed.
+
+    Of a job that starts the seed gives everything again, but by the time the fault strikes steps may be committed.
+    """
     record, state = draft.record, draft.state
     if isinstance(state, Reforming):
         generation, settlement = state.closing.generation, state.closing.settlement
@@ -147,4 +150,4 @@ def _holders(draft: Draft) -> list[tuple[Device, Generation, Plan]]:
     if isinstance(state, Running):
         return [(device, state.generation, state.plan) for device in state.plan.devices]
     assert isinstance(state, Starting)
-    return []
+    return [(device, state.forming.generation, state.forming.plan) for device in state.forming.plan.devices]

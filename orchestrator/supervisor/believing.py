@@ -147,7 +147,8 @@ def distrust(draft: Draft, checkpoint: CheckpointRef, why: str, *, since: Step |
     newest = left[0] if left else None
     if newest is None and record.spec.checkpoint.restore_from:
         # From the seed it would be another job than was asked for.
-        said = f"the checkpoint of step {checkpoint.step} to begin with is no good: {why}"
+        begun = "to begin with " if not checkpoint.at else ""
+        said = f"the checkpoint of step {checkpoint.step} {begun}is no good, and there is no other: {why}"
         stop(draft, Failed(at=draft.now, message=said))
         return
     draft.set(checkpoint=newest, older=left[1:])

@@ -86,7 +86,8 @@ def stop_now(draft: Draft) -> None:
 def _prepare(draft: Draft, newcomers: frozenset[Device]) -> None:
     target, generation = draft.record.target, draft.next_generation()
     assert target is not None
-    draft.set(reserved=generation, join=Join(generation=generation, plan=target))
+    idle = newcomers & set(draft.record.pids)
+    draft.set(reserved=generation, join=Join(generation=generation, plan=target, idle=idle))
     by_node: dict[NodeId, list[Device]] = defaultdict(list)
     for device in sorted(newcomers):
         by_node[device.node].append(device)

@@ -44,7 +44,7 @@ def begin_reform(
     again = isinstance(state, Reforming)
     # Devices lost earlier have new processes by now, which report like everybody else.
     said = {d: r for d, r in (reports or {}).items() if r.generation == generation}
-    newcomers = _newcomers(draft) if target is not None else frozenset()
+    newcomers = _newcomers(draft) if target is not None else _caught_up(draft)
     members = members - _prepared(draft) | newcomers
     closing = Closing(generation=generation, awaited=members - lost - set(said), reports=said)
     reforming = Reforming(
@@ -108,10 +108,18 @@ def _newcomers(draft: Draft) -> frozenset[Device]:
     return frozenset(move.target for move in join.moves) & set(draft.record.pids) if join else frozenset()
 
 
+def _caught_up(draft: Draft) -> frozenset[Device]:
+    """Who has everything that the next plan gives it: where a fault ends the generation, it may be the last to have it."""
+    join = draft.record.join
+    return join.done & set(draft.record.pids) if join and isinstance(draft.state, Running) else frozenset()
+
+
 def _prepared(draft: Draft) -> frozenset[Device]:
-    """Whose processes were made for a join: of a generation that ends otherwise they know nothing, and nobody asks them."""
+    """Whose processes were made for a join and have not caught up: nobody asks them, they hold nothing whole."""
     state, join = draft.state, draft.record.join
-    return frozenset(join.addresses) - set(state.plan.devices) if join and isinstance(state, Running) else frozenset()
+    if join is None or not isinstance(state, Running):
+        return frozenset()
+    return frozenset(join.addresses) - set(state.plan.devices) - join.idle
 
 
 def _choose_next(draft: Draft, plan: Plan, target: Plan | None) -> None:

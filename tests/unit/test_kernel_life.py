@@ -94,7 +94,9 @@ def test_a_job_whose_only_checkpoint_is_no_good_ends_rather_than_begin_with_its_
     bench.reports(replace(report, found=found, cause="a piece has no hash"))
     state = bench.state
     assert isinstance(state, Stopping) and isinstance(state.outcome, Failed)
-    assert state.outcome.message == "the checkpoint of step 40 to begin with is no good: a piece has no hash"
+    assert state.outcome.message == (
+        "the checkpoint of step 40 to begin with is no good, and there is no other: a piece has no hash"
+    )
     assert not bench.planned().calls(FormGeneration)
 
 
@@ -106,7 +108,10 @@ def test_a_job_whose_first_step_is_not_the_one_that_was_made_then_ends_too() -> 
     bench.tell(ProgramProbed(job=JOB, profile=a_profile(), start=start)).planned().opened().prepared().ready().passed(41)
     state = bench.state
     assert isinstance(state, Stopping) and isinstance(state.outcome, Failed)
-    assert "of step 40 to begin with is no good: the first step after it differs" in state.outcome.message
+    assert (
+        "of step 40 to begin with is no good, and there is no other: the first step after it differs"
+        in state.outcome.message
+    )
     assert not bench.steps, "a step that may not count is not shown"
 
 

@@ -63,6 +63,10 @@ class Kept:
         """What is held, where no update was cut short in it."""
         return self.holdings if self.holdings is not None and not self.holdings.torn else None
 
+    def forget(self) -> None:
+        """What is held is not what it should be."""
+        self.holdings = None
+
     # --- at a generation's beginning ------------------------------------------------------------------------------------
 
     def settle(self, restore: Restore) -> None:
