@@ -10,10 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.domain.cluster import speed_of
-
-FORWARD = 1 / 3
-"""Of a layer's time; the backward pass does twice the work (Narayanan et al. 2021, appendix)."""
+from orchestrator.domain.cluster import EMULATED_FORWARD, speed_of
 
 _slept_s = 0.0
 
@@ -31,7 +28,7 @@ class Pace:
 
     def __init__(self, layer_s: float, kind: str, layers: int, tp: int) -> None:
         whole_s = layer_s * layers / tp / speed_of(kind) if layer_s else 0.0
-        self._forward_s = whole_s * FORWARD
+        self._forward_s = whole_s * EMULATED_FORWARD
         self._backward_s = whole_s - self._forward_s
 
     @contextmanager

@@ -8,6 +8,9 @@ from enum import StrEnum
 from .ids import Device, NodeId
 from .kinds import KINDS, DeviceKind
 
+EMULATED_FORWARD = 1 / 3
+"""Of a layer's time where a job pretends; the backward pass does twice the work (Narayanan et al. 2021, appendix)."""
+
 
 def speed_of(kind: str) -> float:
     """By dense bf16 rate, of an A100's; 1.0 of a processor, which stands for nothing, and of a kind nobody knows."""

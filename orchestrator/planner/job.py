@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from orchestrator.domain.cluster import EMULATED_FORWARD, speed_of
 from orchestrator.domain.foresight import ClusterSketch, NodeSketch
 from orchestrator.domain.kinds import KINDS, DeviceKind
 from orchestrator.domain.profile import Profile, splits_a_block
@@ -14,6 +15,7 @@ from orchestrator.domain.spec import JobSpec
 
 from .ask import Ask, Batch
 from .compose import Limits
+from .constants import Measured
 from .machines import Machines, NodeGroup, machines
 from .memory import Rules
 from .model import Model, of_profile
@@ -42,7 +44,23 @@ def ask_of(spec: JobSpec, profile: Profile, cluster: Machines, model: Model | No
         ),
         recompute=(train.activation_checkpointing,),
         rules=rules_of(spec),
+        measured=_pretended(spec, profile, cluster),
     )
+
+
+def _pretended(spec: JobSpec, profile: Profile, cluster: Machines) -> Measured:
+    """What layers take where the job pretends that processors are other kinds; nothing where it does not."""
+    layer_s, samples = spec.train.emulated_layer_s, spec.train.micro_batch_size
+    if not layer_s:
+        return Measured()
+    degrees = [spec.parallel.tp] if spec.parallel.tp else range(1, MAX_TP + 1)
+    made = {}
+    for kind in {one.kind.name for one in cluster.classes}:
+        for tp in degrees:
+            whole_s = layer_s / tp / speed_of(kind)
+            one = (whole_s * EMULATED_FORWARD, whole_s * (1 - EMULATED_FORWARD))
+            made[kind, tp, samples] = (one,) * profile.num_layers
+    return Measured(layers=made)
 
 
 def freed(ask: Ask, spec: JobSpec) -> Ask:

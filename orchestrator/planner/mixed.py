@@ -1,7 +1,7 @@
 """A job's plan on devices of several kinds: pipelines of unequal depth, splits and ids, each as fast as its kind.
 
-For devices that are what their kind says. Emulated nodes share this machine's processors whatever they are called, so a
-job on `cpu` gets plans that treat all devices alike.
+For devices that are what their kind says, or take the time that it would (train.emulated_layer_s). Other emulated nodes
+share this machine's processors whatever they are called, so jobs on them get plans that treat all devices alike.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from .words import won_by
 
 
 def is_mixed(request: ChoosePlan) -> bool:
-    """Whether its devices differ in speed for real."""
-    return request.spec.train.device == "cuda" and len({kind for _, kind in request.devices}) > 1
+    """Whether its devices differ in speed for real, or as good as."""
+    train = request.spec.train
+    return (train.device == "cuda" or train.emulated_layer_s > 0) and len({kind for _, kind in request.devices}) > 1
 
 
 def choose_mixed(request: ChoosePlan) -> Plan | None:
     """The fastest plan, on devices that hold state where there is a choice; None where there is none."""
     machines = of_devices(request.devices, KINDS, domains=request.domains)
     found = search(ask_of(request.spec, request.profile, machines))
-    if not isinstance(found, Planned) or found.best.num_devices < request.spec.parallel.min_devices:
+    wanted = request.spec.parallel
+    most = wanted.max_devices or machines.num_devices
+    if not isinstance(found, Planned) or not wanted.min_devices <= found.best.num_devices <= most:
         return None
     held = set(request.keep)
 

@@ -118,8 +118,19 @@ def three(found: Sequence[tuple[float, Hashable, int]]) -> tuple[int, ...]:
 
 
 def bound_s(ask: Ask) -> float:
-    """Seconds below which no plan gets: the model's operations at the rate that all devices reach in a large product."""
+    """Seconds below which no plan gets: the model's operations at the rate that all devices reach in a large product.
+
+    Where the time of every kind was seen, what was seen counts.
+    """
     batch = ask.batches[0]
+    seen = [ask.measured.layers.get((one.kind.name, 1, batch.samples)) for one in ask.machines.classes]
+    if seen and None not in seen:
+        times = [sum(forward + backward for forward, backward in layers or ()) for layers in seen]
+        passes = sum(
+            one.nodes * one.devices * one.key.speed / seconds
+            for one, seconds in zip(ask.machines.classes, times, strict=True)
+        )
+        return batch.micro_batches / passes
     flops = ask.model.flops(batch.samples * ask.model.sequence) * batch.micro_batches
     rate = sum(one.nodes * one.devices * one.kind.bf16_tflops * 1e12 for one in ask.machines.classes)
     return flops / (rate * ask.constants.product_share) if rate else float("inf")
