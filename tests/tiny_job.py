@@ -48,7 +48,7 @@ class TinyJob:
 
     def nodes(self) -> set[str]:
         """Where it trains."""
-        return {device.rpartition("/")[0] for device in self.pids()}
+        return nodes_of(self.view())
 
     def until(self, is_so: Callable[[JobView], bool], within_s: float = 60) -> JobView:
         deadline = time.monotonic() + within_s
@@ -57,6 +57,10 @@ class TinyJob:
             assert time.monotonic() < deadline, f"not within {within_s:g} s: {view.status}, step {view.step}, {view.reason}"
             time.sleep(0.05)
         return view
+
+    def trains_where(self, is_so: Callable[[set[str]], bool], within_s: float = 60) -> JobView:
+        """Until it trains on such nodes and its last incident is over, as one view of it says: two could be of two plans."""
+        return self.until(lambda view: _is_calm(view) and is_so(nodes_of(view)), within_s)
 
     def trains_on(self, steps: int = 5, within_s: float = 60) -> JobView:
         """So many more steps are recorded, and it runs."""
@@ -75,3 +79,13 @@ class TinyJob:
     def assert_every_step_once(self) -> None:
         steps = [step.step for step in self.client.all_metrics(self.id)]
         assert steps == list(range(1, len(steps) + 1)), "a step is missing or was counted twice"
+
+
+def nodes_of(view: JobView) -> set[str]:
+    assert view.plan is not None
+    return {seat.device.rpartition("/")[0] for seat in view.plan.seats}
+
+
+def _is_calm(view: JobView) -> bool:
+    """Whatever befalls it now is an incident of its own, not another attempt of the last one."""
+    return view.status == "RUNNING" and all(incident.pause_s is not None for incident in view.incidents)

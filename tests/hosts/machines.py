@@ -32,7 +32,7 @@ class Machines:
 
     def all_train(self, within_s: float = 90) -> None:
         """The job has every node that is up, and runs."""
-        self.job.until(lambda view: view.status == "RUNNING" and self.job.nodes() >= set(self.living()), within_s)
+        self.job.trains_where(lambda nodes: nodes >= set(self.living()), within_s)
 
     def cut(self, host: int) -> None:
         self._cut.add(host)

@@ -111,7 +111,7 @@ class Outage:
         job, before = machines.job, machines.job.view()
         cut = cls(machines, node, machines.host_of(node), _ranks(before, node), time.monotonic())
         machines.cut(cut.host)
-        job.until(lambda view: view.status == "RUNNING" and node not in job.nodes(), within_s=30)
+        job.trains_where(lambda nodes: node not in nodes, within_s=30)
         job.trains_on(3)
         (incident,) = job.incidents_since(before)
         print(f"\nlink cut: pause {incident.pause_s} s, {incident.cause}: {incident.message}")
@@ -144,7 +144,7 @@ def test_a_host_that_no_longer_hears_another_does_not_stop_the_job(machines: Mac
     before, nodes = job.view(), sorted(job.nodes())
     deaf, unheard = machines.host_of(nodes[0]), machines.host_of(nodes[1])
     machines.deafen(deaf, to=unheard)
-    job.until(lambda view: view.status == "RUNNING" and not {nodes[0], nodes[1]} <= job.nodes(), within_s=60)
+    job.trains_where(lambda found: not {nodes[0], nodes[1]} <= found, within_s=60)
     job.trains_on(3)
     for incident in job.incidents_since(before):
         print(f"\n{incident.cause}, pause {incident.pause_s} s: {incident.message}")
@@ -158,7 +158,7 @@ def test_power_is_lost_for_good_and_the_job_goes_on_without_the_machine(machines
     before = job.view()
     node = sorted(job.nodes())[0]
     machines.cut(machines.host_of(node))
-    job.until(lambda view: view.status == "RUNNING" and node not in job.nodes(), within_s=30)
+    job.trains_where(lambda nodes: node not in nodes, within_s=30)
     job.trains_on(5)
     (incident,) = job.incidents_since(before)
     print(f"\npower loss: pause {incident.pause_s} s {dict(incident.phases)}")

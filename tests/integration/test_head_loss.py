@@ -69,10 +69,11 @@ def test_gcs_and_head_are_killed_and_started_again_at_the_same_address(cluster: 
     # The new ones serve: a node is added through them, used, and its end is seen.
     job.client.add_node("A100", 1)
     sees(job.client, "a100-3", "UP")
-    job.until(lambda view: view.status == "RUNNING" and "a100-3" in job.nodes())
+    job.trains_where(lambda nodes: "a100-3" in nodes)
     assert before.items() <= job.pids().items()
     job.client.kill_node("a100-3")
     sees(job.client, "a100-3", "LOST")
+    job.trains_where(lambda nodes: "a100-3" not in nodes)
     job.trains_on(5)
     assert job.pids() == before
     assert [incident.cause for incident in job.view().incidents] == ["grow", "node_lost"]
