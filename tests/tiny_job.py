@@ -59,7 +59,7 @@ class TinyJob:
         return view
 
     def trains_where(self, is_so: Callable[[set[str]], bool], within_s: float = 60) -> JobView:
-        """Until it trains on such nodes and its last incident is over, as one view of it says: two could be of two plans."""
+        """Until it trains on such nodes and no incident is open, as one view of it says: two could be of two plans."""
         return self.until(lambda view: _is_calm(view) and is_so(nodes_of(view)), within_s)
 
     def trains_on(self, steps: int = 5, within_s: float = 60) -> JobView:
