@@ -618,6 +618,28 @@ export interface components {
             /** Nodes */
             nodes: components["schemas"]["NodesSection"][];
         };
+        /**
+         * CopyView
+         * @description A copy of state that lasts. what: saving (to disk), restoring (from a checkpoint) or receiving (from other ranks).
+         *
+         *     Bytes are of content; seconds: since it began.
+         */
+        CopyView: {
+            /** Bytes Per S */
+            bytes_per_s: number;
+            /** Device */
+            device: string;
+            /** Done Bytes */
+            done_bytes: number;
+            /** Seconds */
+            seconds: number;
+            /** Step */
+            step: number;
+            /** Total Bytes */
+            total_bytes: number;
+            /** What */
+            what: string;
+        };
         /** DataSection */
         DataSection: {
             /** Files */
@@ -1163,6 +1185,11 @@ export interface components {
              */
             attempts: components["schemas"]["AttemptsView"][];
             checkpoint: components["schemas"]["CheckpointView"] | null;
+            /**
+             * Copies
+             * @default []
+             */
+            copies: components["schemas"]["CopyView"][];
             /** Created At */
             created_at: string;
             failure: components["schemas"]["FailureView"] | null;
