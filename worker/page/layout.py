@@ -22,7 +22,7 @@ from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, Step
 
-PAGE_VERSION = 4
+PAGE_VERSION = 5
 MAX_IDS = 1024
 """Micro-batch ids whose losses fit on a page."""
 MAX_GROUPS = 4096
@@ -59,6 +59,8 @@ class Word(IntEnum):
     PROGRESSED_NS = 12
     WAITING_NS = 13
     PASSED_IN = 14
+    COMPUTED_NS = 15
+    """For one micro-batch, in the last step; 0 where nobody can say."""
     DISAGREES_WITH = 20
     """Rank + 1 and what about, packed; 0 for nobody."""
     DISAGREES_IN = 21

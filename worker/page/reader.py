@@ -136,6 +136,10 @@ class PageReader(Mapped):
                 return found
         return {}
 
+    def computed_s(self) -> float:
+        """For one micro-batch, in the last step; 0.0 where nobody can say."""
+        return self._words[Word.COMPUTED_NS] / 1e9
+
     def fault(self) -> str:
         """The fault point this rank was killed at, and of which step; empty where it was not."""
         number = self._words[Word.FAULT]
