@@ -15,12 +15,14 @@ $(STAMP): pyproject.toml deploy/setup.sh
 demo: $(STAMP)  ## The main job: train, lose a node, recover, get a node back, finish.
 	$(BIN)/python -m deploy.demo
 
-# Decisions are computed, two files at a time; whatever starts processes has the machine to itself. Both run in any case.
+# What is computed or served runs two files at a time; whatever trains has the machine to itself. Both run in any case.
 COMPUTED := tests/unit tests/sim
-COMPUTE := $(BIN)/python -m pytest $(COMPUTED) --numprocesses 2 --dist loadfile
+BESIDE := $(COMPUTED) tests/contract tests/service
+PAIRED := --numprocesses 2 --dist loadfile
 
 test: $(STAMP)  ## Every test.
-	$(COMPUTE); computed=$$?; $(BIN)/python -m pytest $(COMPUTED:%=--ignore=%) && exit $$computed
+	$(BIN)/python -m pytest $(BESIDE) $(PAIRED); beside=$$?; \
+	$(BIN)/python -m pytest $(BESIDE:%=--ignore=%) --durations 12 && exit $$beside
 
 soak: $(STAMP)  ## Hundreds of random faults on one job, compared with its undisturbed twin.
 	$(BIN)/python -m benchmarks.chaos --json --faults 200
@@ -32,7 +34,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 check: lint  ## The fast gate, a minute or two.
-	$(COMPUTE)
+	$(BIN)/python -m pytest $(COMPUTED) $(PAIRED)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

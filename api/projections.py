@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.codec import KIND, encode
+from orchestrator.domain.copying import Copying
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.faults import Injected
@@ -46,6 +47,7 @@ def job(record: JobRecord) -> views.JobView:
         ),
         at_risk=record.at_risk,
         false_alarms=record.false_alarms,
+        copies=tuple(_copy(one) for _, copies in sorted(record.copies.items()) for one in copies),
         checkpoint=next(iter(checkpoints(record)), None),
         failure=_failure(record),
         attempts=_attempts(record),
@@ -248,6 +250,18 @@ def _incident(item: Incident) -> views.IncidentView:
             for one in item.options
         ),
         stack=item.stack,
+    )
+
+
+def _copy(one: Copying) -> views.CopyView:
+    return views.CopyView(
+        device=str(one.device),
+        what=one.what,
+        step=one.step,
+        done_bytes=one.done_bytes,
+        total_bytes=one.total_bytes,
+        seconds=one.seconds,
+        bytes_per_s=one.bytes_per_s,
     )
 
 

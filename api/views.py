@@ -168,6 +168,21 @@ class CheckpointView(View):
     """Those nodes; restoring there reads the copy first."""
 
 
+class CopyView(View):
+    """A copy of state that lasts. what: saving (to disk), restoring (from a checkpoint) or receiving (from other ranks).
+
+    Bytes are of content; seconds: since it began.
+    """
+
+    device: str
+    what: str
+    step: int
+    done_bytes: int
+    total_bytes: int
+    seconds: float
+    bytes_per_s: float
+
+
 class FailureView(View):
     message: str
     device: str | None
@@ -227,6 +242,8 @@ class JobView(JobSummary):
     """Why one more failure could cost committed steps; empty where it could not."""
     false_alarms: int = 0
     """Suspected hangs that were none."""
+    copies: tuple[CopyView, ...] = ()
+    """Under way for longer than a moment."""
     checkpoint: CheckpointView | None
     failure: FailureView | None
     attempts: tuple[AttemptsView, ...] = ()

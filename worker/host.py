@@ -53,6 +53,8 @@ from orchestrator.domain.protocol import (
 )
 
 from .checkpoint.dispatch import Dispatch
+from .copies import EVERY_S as COPIES_EVERY_S
+from .copies import Copies
 from .crew import Crew
 from .examination import Examination
 from .injection import Injection, kill_this_process
@@ -107,6 +109,7 @@ class Host:
         now = time.monotonic()
         self._isolation = Isolation(heard_at=now, moved_at=now, grace_s=isolation_grace_s)
         self._lookout: Lookout | None = None
+        self._copies = Copies()
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
@@ -222,6 +225,7 @@ class Host:
         recovery = order.spec.recovery
         self._lookout = Lookout(tells_waits=recovery.backend == "links", hang_s=recovery.hang_s)
         self._watch_ranks()
+        self._watch_copies()
         self._watch_isolation()
 
     def _form(self, form: FormGeneration) -> None:
@@ -375,6 +379,12 @@ class Host:
         self._timers["ranks"] = asyncio.get_running_loop().call_later(LOOK_S, self._watch_ranks)
         if (stalled := self._look()) is not None:
             self._outbox.add(stalled)
+
+    def _watch_copies(self) -> None:
+        self._timers["copies"] = asyncio.get_running_loop().call_later(COPIES_EVERY_S, self._watch_copies)
+        assert self._dispatch is not None
+        if (seen := self._copies.look(time.monotonic(), self._opened_crew().at, self._dispatch.under_way())) is not None:
+            self._outbox.add_latest(seen)
 
     def _look(self) -> RanksStalled | None:
         assert self._lookout is not None
