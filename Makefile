@@ -3,12 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WEB := $(shell find api/web -name node_modules -prune -o -type f -print)
 
-.PHONY: setup demo test soak lint check format clean
+# Node is a PyPI wheel; its npm finds it by the path.
+NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix api/web
+
+.PHONY: setup demo test soak lint check format client clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml deploy/setup.sh
+$(STAMP): pyproject.toml deploy/setup.sh hatch_build.py $(WEB)
 	PYTHON=$(PYTHON) VENV=$(VENV) bash deploy/setup.sh
 	touch $(STAMP)
 
@@ -32,6 +36,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	[ "$${EVERSTEP_SKIP_DASHBOARD:-0}" = 1 ] || $(NPM) run --silent check
 
 check: lint  ## The fast gate, a minute or two.
 	$(BIN)/python -m pytest $(COMPUTED) $(PAIRED)
@@ -40,5 +45,9 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+client: $(STAMP)  ## What the dashboard knows of the API, after a change of routes or shapes.
+	$(BIN)/python -m deploy.describe > api/web/openapi.json
+	$(NPM) run --silent client
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) api/static api/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

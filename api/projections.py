@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ def summary(record: JobRecord) -> views.JobSummary:
     return views.JobSummary(**_summary(record))  # type: ignore[arg-type]
 
 
-def job(record: JobRecord) -> views.JobView:
+def job(record: JobRecord, now: float) -> views.JobView:
     plan = current_plan(record)
     return views.JobView(
         **_summary(record),  # type: ignore[arg-type]
@@ -51,6 +51,7 @@ def job(record: JobRecord) -> views.JobView:
         checkpoint=next(iter(checkpoints(record)), None),
         failure=_failure(record),
         attempts=_attempts(record),
+        goodput=_goodput(record, now),
         spec=job_file(record.spec),
     )
 
@@ -322,6 +323,27 @@ def _attempts(record: JobRecord) -> tuple[views.AttemptsView, ...]:
             limit=budget.max_external_attempts if is_external else budget.max_attempts,
         )
         for (cause, is_external), count in sorted(used.items())
+    )
+
+
+def _goodput(record: JobRecord, now: float) -> views.GoodputView:
+    ended = record.state.at if isinstance(record.state, Succeeded | Failed | Cancelled) else now
+    wall = max(0.0, ended - record.created_at)
+    start = min(wall, (record.started_at or ended) - record.created_at)
+    causes: dict[str, float] = defaultdict(float)
+    for item in record.incidents:
+        # One that is open has paused training until now.
+        causes[item.fault.cause] += item.pause_s if item.pause_s is not None else max(0.0, ended - item.fault.at)
+        causes["run_again"] += item.rolled_back * (record.typical_step_s or 0.0)
+    left = max(0.0, wall - start)
+    total = sum(causes.values())
+    lost = min(left, total)
+    scale = lost / total if total > 0 else 0.0  # pauses of incidents that ran into each other are counted in both
+    spent = {cause: seconds * scale for cause, seconds in sorted(causes.items()) if seconds > 0}
+    return views.GoodputView(
+        wall_s=wall,
+        causes={"training": left - lost, "start": start, **spent},
+        share=(left - lost) / left if record.started_at is not None and left > 0 else None,
     )
 
 

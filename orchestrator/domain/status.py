@@ -32,7 +32,7 @@ from .job import (
 )
 
 TERMINAL_STATUSES = frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED})
-RESIZES = frozenset({Cause.GROW, Cause.SHRINK})
+RESIZES = frozenset({Cause.GROW, Cause.SHRINK, Cause.BALANCE})
 
 
 def status_of(state: JobState) -> JobStatus:

@@ -70,7 +70,7 @@ def _retire_worn(draft: Draft) -> None:
     forming, settlement = state.forming, state.closing.settlement
     if forming is None:
         return
-    bearable = 0 if state.fault.cause in (Cause.GROW, Cause.SHRINK) else MAX_STUCK
+    bearable = 0 if state.fault.cause in (Cause.GROW, Cause.SHRINK, Cause.BALANCE) else MAX_STUCK
     worn = [device for device, report in sorted(state.closing.reports.items()) if report.stuck > bearable]
     for device in worn:
         if device not in draft.record.pids or device not in forming.addresses:
