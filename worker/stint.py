@@ -56,6 +56,8 @@ class Stint:
     progress: Progress
     course: Course
     is_resting: bool = False
+    has_stepped: bool = False
+    """The first step of a generation says nothing about how fast this rank is."""
 
     def catch_up(self, session: Session, step: Step) -> None:
         """The generation that committed `step` may not have lived to compare it, or to write all of its shards."""
@@ -102,6 +104,9 @@ class Stint:
                 self._vote_for(Step(step - 1))
         self.feeders.is_stopping = bool(total[0] > 0)
         kept.answer, kept.maxima = answer, answer.maxima
+        computed_s = self.stage.computed_s()
+        progress.computed(computed_s if self.has_stepped else 0.0)
+        self.has_stepped = True
         progress.passed(answer)
         faultpoint("after_vote")
         progress.phase(Phase.UPDATE, generation, step)

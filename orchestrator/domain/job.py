@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from .balance import Rebalance, Straggler
 from .checkpoint import After, Canary, CheckpointRef, Pacing, SaveCost, ShardRef
 from .copying import Copying
 from .effects import Effect
@@ -66,6 +67,8 @@ class Cause(StrEnum):
     SHRINK = "shrink"
     PAUSE = "pause"
     """Training stopped for a pause that came to nothing."""
+    BALANCE = "balance"
+    """Its work is shared out anew, by how fast its devices are."""
     CONTACT_LOST = "contact_lost"
     """Nobody could be reached in time: the control plane's trouble, never charged to the job."""
 
@@ -406,6 +409,16 @@ class JobRecord:
     """A larger plan whose hosts are being warmed while the job trains on."""
     join: Join | None = None
     """Under way towards `target`."""
+    stragglers: Mapping[Device, Straggler] = field(default_factory=dict)
+    """Devices that are slow, or were not long ago."""
+    rebalance: Rebalance | None = None
+    """A change of shares, until it is known what it came to."""
+    rebalanced_at: tuple[float, ...] = ()
+    """Wall clock of such changes within the last hour."""
+    is_rebalanced: bool = False
+    """Its plan may be one made for a device that was slow."""
+    balance_told_at: float = 0.0
+    """Wall clock of when people were told last why nothing is changed."""
     reserved: Generation = Generation(0)
     """The newest number that names a join; the next generation's is higher."""
     joins_failed: int = 0

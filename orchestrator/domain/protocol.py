@@ -7,7 +7,7 @@ Every event is numbered by its host, and is sent again until a supervisor says i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .checkpoint import CheckpointRef, Pacing, ShardRef
@@ -337,6 +337,8 @@ class StepsPassed:
     generation: Generation
     answers: tuple[Answer, ...]
     at: tuple[float, ...]
+    paces: Mapping[Device, float] = field(default_factory=dict)
+    """Seconds in which ranks of this host have lately computed one micro-batch, waiting excluded; of those who can say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

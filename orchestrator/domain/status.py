@@ -34,7 +34,7 @@ from .job import (
 )
 
 TERMINAL_STATUSES = frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED})
-RESIZES = frozenset({Cause.GROW, Cause.SHRINK, Cause.PAUSE})
+RESIZES = frozenset({Cause.GROW, Cause.SHRINK, Cause.BALANCE, Cause.PAUSE})
 """What was wanted, and is no recovery."""
 
 

@@ -31,6 +31,7 @@ from .scenario import loss, maxima, profile
 FORM_TIMEOUT_S = 10.0
 MEND_S = 0.05
 COMPUTE_S = (0.08, 0.12)
+LAYER_S = 0.01
 BLINK_S = (0.0005, 0.02)
 NOTICED = 0.8
 """How often a rank is connected to one that dies, and feels it."""
@@ -117,8 +118,14 @@ class Arena:
         if rank.arena is self and not self.has_started and not self.is_reading:
             rank.leave(None, "not every peer was there in time")
 
-    def _each(self, within_s: tuple[float, float], do: Callable[[SimRank], None], then: Callable[[], None]) -> None:
-        """Every rank does it at its own instant; `then` follows once all have."""
+    def _each(
+        self,
+        within_s: tuple[float, float],
+        do: Callable[[SimRank], None],
+        then: Callable[[], None],
+        longer: Callable[[SimRank], float] = lambda _: 1.0,
+    ) -> None:
+        """Every rank does it at its own instant; `then` follows once all have. longer: how many times, for each."""
         done: set[Device] = set()
         self.stage, self.done = self.stage + 1, done
 
@@ -140,7 +147,9 @@ class Arena:
                 pass_on()
 
         for rank in [self.here[device] for device in self.members if device in self.here]:
-            rank.soon(*within_s, lambda rank=rank: one(rank))  # type: ignore[misc]
+            low_s, high_s = within_s
+            times = longer(rank)
+            rank.soon(low_s * times, high_s * times, lambda rank=rank: one(rank))  # type: ignore[misc]
 
     def cut_pairs(self) -> frozenset[tuple[Device, Device]]:
         """Members between whom nothing passes, in either order."""
@@ -243,7 +252,12 @@ class Arena:
             rank.soon(*COMPUTE_S, lambda: rank.host.kill(rank, f"BrokenError: at {self._place.clock.now:.3f}"))
             self._each(COMPUTE_S, lambda _: None, lambda: None)  # nobody gets to the vote
         elif step <= self.spec.train.steps:
-            self._each(COMPUTE_S, self._check_gradient, lambda: self._each(BLINK_S, vote, lambda: self._pass(step)))
+            self._each(
+                COMPUTE_S,
+                self._check_gradient,
+                lambda: self._each(BLINK_S, vote, lambda: self._pass(step)),
+                self._share_of_work,
+            )
 
         def vote(rank: SimRank) -> None:
             rank.voted = step
@@ -356,6 +370,21 @@ class Arena:
             return
         self.is_spoiled = False
         rank.leave(None, "the gradient of a micro-batch differs", Disagrees(rank=Rank(0), about="gradient"))
+
+    def _share_of_work(self, rank: SimRank) -> float:
+        """Of what each would do of an even plan on devices alike."""
+        plan = self.form.plan
+        mine = len(plan.pipelines[plan.seat_of[rank.device].pipeline].micro_batches)
+        return self._place.slow.get(rank.device, 1.0) * mine * plan.dp / self.spec.train.micro_batches
+
+    def pace(self, device: Device, step: Step) -> float:
+        """Seconds in which it computes a micro-batch, as it would measure that; 0.0 for the first step."""
+        if step <= self.step + 1:
+            return 0.0
+        seat = self.form.plan.seat_of[device]
+        stage = self.form.plan.stage_at(seat)
+        noise = 1.0 + (7 * step + 3 * seat.rank) % 11 / 100
+        return LAYER_S * (stage.last - stage.first) * self._place.slow.get(device, 1.0) * noise
 
     def _answer(self, step: Step) -> Answer:
         """Summed over the pipelines, as the vote does it: an id computed twice or by nobody shows in the losses."""

@@ -165,6 +165,8 @@ class Troublemaker:
                 self._cordon()
             case Trouble.PAUSE:
                 self._pause()
+            case Trouble.SLOW:
+                self._to_a_rank(trouble, self._slow)
             case Trouble.CANCEL:
                 if rng.random() < 0.1 and world.records():
                     world.note("* a user cancels")
@@ -329,6 +331,16 @@ class Troublemaker:
             rank = self._rng.choice(ranks)
             self._world.note(f"* {trouble}: {rank.host.job} on {rank.device} (pid {rank.pid})")
             do(rank)
+
+    def _slow(self, rank: SimRank) -> None:
+        world, device = self._world, rank.device
+
+        def mend() -> None:
+            world.slow.pop(device, None)
+
+        if device not in world.slow:
+            world.slow[device] = self._rng.choice((2.0, 3.0))
+            world.clock.after(self._rng.choice((2.0, 8.0, 20.0)), mend)
 
     def _freeze_rank(self, rank: SimRank) -> None:
         rank.frozen = True

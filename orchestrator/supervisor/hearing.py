@@ -34,6 +34,7 @@ from orchestrator.domain.protocol import (
 )
 
 from .asked import asked_came_to_nothing, save_again
+from .balancing import paces_seen
 from .believing import void_where_canary_failed
 from .copying import copies_seen
 from .deadlines import deadlines
@@ -85,6 +86,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
                 draft.say("checkpoint_damaged", f"{device} reads it elsewhere: {note}")
         case StepsPassed():
             steps_passed(draft, said.event)
+            paces_seen(draft, said.event)
             _look_at_canary(draft)
         case ShardSaved():
             shard_saved(draft, said.event)

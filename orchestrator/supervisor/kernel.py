@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from orchestrator.detection.straggler import Track
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.effects import AddNode, Effect, KillNode, Loose, ProbeProgram
@@ -58,6 +59,7 @@ from orchestrator.domain.job import (
 from orchestrator.domain.quarantine import Quarantine
 
 from .asked import asked_came_to_nothing, checkpoint_now, save_where_asked
+from .balancing import balance
 from .cordons import Cordons
 from .draft import Draft
 from .faulting import inject, judge_faults
@@ -86,6 +88,8 @@ class State:
     """Of the cluster: it outlives jobs."""
     cordons: Mapping[NodeId, Cordon] = field(default_factory=dict)
     """So do these."""
+    tracks: Mapping[JobId, Mapping[Device, Track]] = field(default_factory=dict)
+    """How fast devices have been seen to be: an observation, which is never stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +123,7 @@ class _Cycle:
         self.ward = Ward(state.quarantine, now)
         self.cordons = Cordons(state.cordons, now)
         self.jobs = dict(state.jobs)
+        self.tracks = state.tracks
         self.drafts: dict[JobId, Draft] = {}
         self.loose: list[Loose] = []
 
@@ -131,6 +136,7 @@ class _Cycle:
                 commit_ready_checkpoints(draft)
                 save_where_asked(draft)
                 keep_pace(draft)
+                balance(draft)
                 finish_if_done(draft)
                 rest_where_asked(draft)
             if not draft.is_over and self.nodes is not None:
@@ -147,7 +153,12 @@ class _Cycle:
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
         return Stepped(
             state=State(
-                jobs=jobs, nodes=self.nodes, root=self.root, quarantine=self.ward.known, cordons=self.cordons.known
+                jobs=jobs,
+                nodes=self.nodes,
+                root=self.root,
+                quarantine=self.ward.known,
+                cordons=self.cordons.known,
+                tracks={d.record.id: d.tracks for d in drafts if d.tracks and d.record.id in jobs},
             ),
             changed=changed,
             history=tuple(entry for d in drafts for entry in d.history),
@@ -273,6 +284,7 @@ class _Cycle:
                 self.root,
                 self.ward,
                 lambda: self.cordons.draining,
+                self.tracks.get(job),
             )
         return self.drafts[job]
 

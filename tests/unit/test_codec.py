@@ -37,7 +37,7 @@ from orchestrator.domain.protocol import (
     StopAfter,
 )
 from orchestrator.domain.quarantine import Quarantine
-from tests import believed, copied, doubts, journals, moved, paused, samples
+from tests import balanced, believed, copied, doubts, journals, moved, paused, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -85,6 +85,8 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "paused-requests-1": (HostRequest, paused.REQUESTS),
     "paused-records-1": (JobRecord, (paused.RECORD,)),
     "cordons-1": (tuple[Cordon, ...], (moved.CORDONS,)),
+    "balanced-events-1": (HostEvent, balanced.HOST_EVENTS),
+    "balanced-records-1": (JobRecord, (balanced.RECORD,)),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
         samples.JOINS,
