@@ -338,6 +338,8 @@ class Host:
     def _take_in(self, seat: Seat, said: FromRank) -> None:
         match said:
             case Passed(generation=generation, answer=answer):
+                if computed_s := seat.page.computed_s():
+                    self._outbox.add_pace(generation, seat.device, computed_s)
                 if self._outbox.add_passed(generation, answer, time.time()):
                     self._isolation.commit(time.monotonic())
             case RankReported(report=report):
