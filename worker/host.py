@@ -64,7 +64,6 @@ from .outbox import Outbox
 from .page.reader import Sight
 from .processes import look_at
 from .seat import Seat
-from .watch import LOOK_S
 
 _ISOLATION_S = 0.5
 _MAX_OUTCOMES = 4096
@@ -75,9 +74,14 @@ class Heartbeat:
     """What a poll says besides events: the ranks' pages, for whoever looks for hangs."""
 
     term: Term
-    ranks: dict[Device, Sight]
+    sights: Callable[[], dict[Device, Sight]]
+    """Taken when they are asked for: a supervisor's poll does not."""
     looks: int = 0
     """How often the ranks have been looked at: a number that stands still is a watch that is dead."""
+
+    @property
+    def ranks(self) -> dict[Device, Sight]:
+        return self.sights()
 
 
 class Host:
@@ -107,7 +111,7 @@ class Host:
         now = time.monotonic()
         self._isolation = Isolation(heard_at=now, moved_at=now, grace_s=isolation_grace_s)
         self._lookout: Lookout | None = None
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._watching: asyncio.TimerHandle | None = None
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
 
@@ -150,7 +154,7 @@ class Host:
         self._hear(term)
         envelopes = await self._outbox.fetch(after, timeout_s, acked)
         self._hear(term)
-        return envelopes, Heartbeat(term=self._term, ranks=self.sights(), looks=self._lookout.looks if self._lookout else 0)
+        return envelopes, Heartbeat(term=self._term, sights=self.sights, looks=self._lookout.looks if self._lookout else 0)
 
     def sights(self) -> dict[Device, Sight]:
         return {device: seat.page.look() for device, seat in self._crew.at.items()} if self._crew else {}
@@ -222,7 +226,6 @@ class Host:
         recovery = order.spec.recovery
         self._lookout = Lookout(tells_waits=recovery.backend == "links", hang_s=recovery.hang_s)
         self._watch_ranks()
-        self._watch_isolation()
 
     def _form(self, form: FormGeneration) -> None:
         crew = self._opened_crew()
@@ -318,8 +321,8 @@ class Host:
 
     async def _close(self) -> None:
         self._closing = True
-        for timer in self._timers.values():
-            timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         await self._examination.close()
         if self._crew is not None and self._dispatch is not None:
             await asyncio.gather(self._dispatch.close(), self._crew.close())
@@ -370,17 +373,21 @@ class Host:
     # --- watching ---------------------------------------------------------------------------------------------------------
 
     def _watch_ranks(self) -> None:
-        self._timers["ranks"] = asyncio.get_running_loop().call_later(LOOK_S, self._watch_ranks)
-        if (stalled := self._look()) is not None:
-            self._outbox.add(stalled)
+        assert self._lookout is not None
+        try:
+            if (stalled := self._look()) is not None:
+                self._outbox.add(stalled)
+            if time.monotonic() - (self._isolation.judged_at or 0.0) >= _ISOLATION_S:
+                self._judge_isolation()
+        finally:
+            self._watching = asyncio.get_running_loop().call_later(self._lookout.look_again_s, self._watch_ranks)
 
     def _look(self) -> RanksStalled | None:
         assert self._lookout is not None
         # Whoever does not leave a closed generation is another rule's.
         return self._lookout.look(self._opened_crew().at if self._formed > self._closed else {})
 
-    def _watch_isolation(self) -> None:
-        self._timers["isolation"] = asyncio.get_running_loop().call_later(_ISOLATION_S, self._watch_isolation)
+    def _judge_isolation(self) -> None:
         now, allowed_s = time.monotonic(), self._opened_order().spec.recovery.max_isolation_s
         verdict = self._isolation.judge(now, allowed_s)
         for seat in self._opened_crew().seats if verdict else ():
