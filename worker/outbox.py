@@ -17,7 +17,8 @@ from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.protocol import Envelope, HostEvent, RankExited, StepsPassed
 
-TICK_S = 0.4
+TICK_S = 0.5
+"""As long as a supervisor lets a poll wait: the next poll ends with the next tick, not besides."""
 FIRST_S = 0.02
 """After a generation's first step, which ends an incident."""
 MAX_BATCH = 1000

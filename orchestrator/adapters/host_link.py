@@ -19,7 +19,7 @@ from math import inf
 
 from orchestrator.ports import HostUnreachable
 
-from .host_wire import FRAME, Kind, Place
+from .host_wire import BEAT, FRAME, PADDING, Kind, Place
 from .reach import keep_alive
 
 BEAT_S = 0.2
@@ -30,7 +30,6 @@ _CONNECT_S = 1.0
 _RETRY_S = 0.1
 _INFO = struct.Struct("=8B5I")
 """The head of the kernel's tcp_info; its last number counts segments that are sent and not acknowledged."""
-_BEAT = FRAME.pack(0, 0, Kind.BEAT)
 
 
 class HostLink:
@@ -74,7 +73,7 @@ class HostLink:
         self._asked[number] = answer
         try:
             self._sent_at = self._loop.time()
-            self._writer.write(FRAME.pack(len(data), number, kind) + data)
+            self._writer.write(FRAME.pack(len(data), number, kind) + data + PADDING)
             return await answer
         finally:
             del self._asked[number]
@@ -132,8 +131,9 @@ class HostLink:
         # nothing is added; its kernel is asked all the same.
         if now - self._sent_at >= BEAT_S / 2 and not writer.transport.get_write_buffer_size():
             self._sent_at = now
-            writer.write(_BEAT)
-        self._beating = self._loop.call_later(BEAT_S, self._beat, writer)
+            writer.write(BEAT)
+        # All links of a supervisor at once: it wakes up for one of them as for all.
+        self._beating = self._loop.call_at(BEAT_S * (now // BEAT_S + 1), self._beat, writer)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:
