@@ -14,7 +14,7 @@ import asyncio
 import shutil
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
@@ -67,6 +67,8 @@ from .seat import Seat
 
 _ISOLATION_S = 0.5
 _MAX_OUTCOMES = 4096
+AHEAD_S = 2.0
+"""After a generation's first step; what is forked then takes processors from nobody who waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,8 @@ class Host:
         self._ending: asyncio.Future[None] | None = None
         self._formed = Generation(0)
         self._closed = Generation(0)
+        self._first_step = Generation(0), 0.0
+        """The newest generation that has committed one here, and when."""
         now = time.monotonic()
         self._isolation = Isolation(heard_at=now, moved_at=now, grace_s=isolation_grace_s)
         self._lookout: Lookout | None = None
@@ -163,6 +167,11 @@ class Host:
     def zygote_pid(self) -> int:
         """0 where there is none."""
         return self._crew.zygote_pid if self._crew else 0
+
+    @property
+    def understudies(self) -> Mapping[Device, int]:
+        """Pids of processes that stand by to replace one of this host's ranks."""
+        return self._crew.understudies if self._crew else {}
 
     @property
     def saver_pid(self) -> int:
@@ -337,6 +346,8 @@ class Host:
     def _take_in(self, seat: Seat, said: FromRank) -> None:
         match said:
             case Passed(generation=generation, answer=answer):
+                if generation > self._first_step[0]:
+                    self._first_step = generation, time.monotonic()
                 if self._outbox.add_passed(generation, answer, time.time()):
                     self._isolation.commit(time.monotonic())
             case RankReported(report=report):
@@ -379,6 +390,7 @@ class Host:
                 self._outbox.add(stalled)
             if time.monotonic() - (self._isolation.judged_at or 0.0) >= _ISOLATION_S:
                 self._judge_isolation()
+            self._fork_ahead()
         finally:
             self._watching = asyncio.get_running_loop().call_later(self._lookout.look_again_s, self._watch_ranks)
 
@@ -386,6 +398,15 @@ class Host:
         assert self._lookout is not None
         # Whoever does not leave a closed generation is another rule's.
         return self._lookout.look(self._opened_crew().at if self._formed > self._closed else {})
+
+    def _fork_ahead(self) -> None:
+        """Once a generation trains and has trained for a moment, who would replace its ranks is made ready."""
+        generation, at = self._first_step
+        if self._order is None or self._order.spec.train.device == "cuda":
+            return  # memory of a device is for who trains on it
+        if generation == self._formed > self._closed and time.monotonic() - at > AHEAD_S:
+            crew = self._opened_crew()
+            crew.fork_ahead([device for device, seat in crew.at.items() if seat.is_living and seat.formed == generation])
 
     def _judge_isolation(self) -> None:
         now, allowed_s = time.monotonic(), self._opened_order().spec.recovery.max_isolation_s
