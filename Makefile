@@ -3,24 +3,30 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WEB := $(shell find api/web -name node_modules -prune -o -type f -print)
 
-.PHONY: setup demo test soak lint check format clean
+# Node is a PyPI wheel; its npm finds it by the path.
+NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix api/web
+
+.PHONY: setup demo test soak lint check format client clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml deploy/setup.sh
+$(STAMP): pyproject.toml deploy/setup.sh hatch_build.py $(WEB)
 	PYTHON=$(PYTHON) VENV=$(VENV) bash deploy/setup.sh
 	touch $(STAMP)
 
 demo: $(STAMP)  ## The main job: train, lose a node, recover, get a node back, finish.
 	$(BIN)/python -m deploy.demo
 
-# Decisions are computed, two files at a time; whatever starts processes has the machine to itself. Both run in any case.
+# What is computed or served runs two files at a time; whatever trains has the machine to itself. Both run in any case.
 COMPUTED := tests/unit tests/sim
-COMPUTE := $(BIN)/python -m pytest $(COMPUTED) --numprocesses 2 --dist loadfile
+BESIDE := $(COMPUTED) tests/contract tests/service
+PAIRED := --numprocesses 2 --dist loadfile
 
 test: $(STAMP)  ## Every test.
-	$(COMPUTE); computed=$$?; $(BIN)/python -m pytest $(COMPUTED:%=--ignore=%) && exit $$computed
+	$(BIN)/python -m pytest $(BESIDE) $(PAIRED); beside=$$?; \
+	$(BIN)/python -m pytest $(BESIDE:%=--ignore=%) --durations 12 && exit $$beside
 
 soak: $(STAMP)  ## Hundreds of random faults on one job, compared with its undisturbed twin.
 	$(BIN)/python -m benchmarks.chaos --json --faults 200
@@ -30,13 +36,18 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	[ "$${EVERSTEP_SKIP_DASHBOARD:-0}" = 1 ] || $(NPM) run --silent check
 
 check: lint  ## The fast gate, a minute or two.
-	$(COMPUTE)
+	$(BIN)/python -m pytest $(COMPUTED) $(PAIRED)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+client: $(STAMP)  ## What the dashboard knows of the API, after a change of routes or shapes.
+	$(BIN)/python -m deploy.describe > api/web/openapi.json
+	$(NPM) run --silent client
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) api/static api/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
 from orchestrator.ports import Desk, Foreseer
 
-from . import problems
+from . import dashboard, problems, views
+from .chaos import FaultRequest
+from .description import describe
+from .live import Lookout
 from .metrics import CountRequests, Metrics
-from .routes import checkpoints, faults, health, jobs, nodes, plans, streams
+from .plan_files import PlanRequest
+from .routes import checkpoints, faults, health, jobs, live, nodes, plans, streams
+from .schemas import AddNodeRequest, DrainRequest, JobFile, ResizeRequest
 from .security import Gatekeeper
 from .settings import ApiSettings
+
+ASKED: tuple[type[BaseModel], ...] = (JobFile, ResizeRequest, AddNodeRequest, DrainRequest, FaultRequest, PlanRequest)
+TOLD: tuple[type[BaseModel], ...] = (views.EventView, views.StepView, views.GapView, *live.TOLD.values())
 
 
 def create_app(desk: Desk, settings: ApiSettings, foreseer: Foreseer | None = None) -> FastAPI:
@@ -29,11 +38,14 @@ def create_app(desk: Desk, settings: ApiSettings, foreseer: Foreseer | None = No
     app.state.desk = desk
     app.state.settings = settings
     app.state.foreseer = foreseer
+    app.state.lookout = Lookout(desk)
     app.state.metrics = Metrics(settings.version, settings.max_metric_jobs)
     problems.install(app)
     # streams before jobs: /jobs/{job_id}/events is the longer path.
-    for part in (streams, jobs, checkpoints, faults, nodes, plans, health):
+    for part in (streams, jobs, checkpoints, faults, nodes, plans, live, health):
         app.include_router(part.router)
+    dashboard.install(app)
+    describe(app, ASKED, TOLD)
     # The last one added is the outermost.
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.add_middleware(Gatekeeper, settings=settings)

@@ -11,6 +11,7 @@ from orchestrator.domain.ids import JobId
 from orchestrator.ports import Desk
 
 from . import schemas
+from .description import reference
 from .documents import UnsupportedType, load_mapping
 from .metrics import Metrics
 from .problems import Problem, invalid
@@ -78,7 +79,6 @@ TheKey = Annotated[str | None, Depends(get_key)]
 
 
 def document(model: type[schemas.Request]) -> dict[str, object]:
-    """The OpenAPI description of a body that `body_of(model)` reads."""
-    schema = model.model_json_schema()
-    content = {kind: {"schema": schema} for kind in ("application/json", "application/yaml")}
+    """The OpenAPI description of a body that `body_of(model)` reads; app.py names every such model."""
+    content = {kind: {"schema": reference(model)} for kind in ("application/json", "application/yaml")}
     return {"requestBody": {"required": True, "content": content}}

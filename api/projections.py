@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.codec import KIND, encode
+from orchestrator.domain.copying import Copying
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.faults import Injected
@@ -29,7 +30,7 @@ def summary(record: JobRecord) -> views.JobSummary:
     return views.JobSummary(**_summary(record))  # type: ignore[arg-type]
 
 
-def job(record: JobRecord) -> views.JobView:
+def job(record: JobRecord, now: float) -> views.JobView:
     plan = current_plan(record)
     return views.JobView(
         **_summary(record),  # type: ignore[arg-type]
@@ -46,9 +47,11 @@ def job(record: JobRecord) -> views.JobView:
         ),
         at_risk=record.at_risk,
         false_alarms=record.false_alarms,
+        copies=tuple(_copy(one) for _, copies in sorted(record.copies.items()) for one in copies),
         checkpoint=next(iter(checkpoints(record)), None),
         failure=_failure(record),
         attempts=_attempts(record),
+        goodput=_goodput(record, now),
         spec=job_file(record.spec),
     )
 
@@ -251,6 +254,18 @@ def _incident(item: Incident) -> views.IncidentView:
     )
 
 
+def _copy(one: Copying) -> views.CopyView:
+    return views.CopyView(
+        device=str(one.device),
+        what=one.what,
+        step=one.step,
+        done_bytes=one.done_bytes,
+        total_bytes=one.total_bytes,
+        seconds=one.seconds,
+        bytes_per_s=one.bytes_per_s,
+    )
+
+
 def checkpoints(record: JobRecord) -> list[views.CheckpointView]:
     """Newest first."""
     known = (record.checkpoint, *record.older) if record.checkpoint else ()
@@ -308,6 +323,27 @@ def _attempts(record: JobRecord) -> tuple[views.AttemptsView, ...]:
             limit=budget.max_external_attempts if is_external else budget.max_attempts,
         )
         for (cause, is_external), count in sorted(used.items())
+    )
+
+
+def _goodput(record: JobRecord, now: float) -> views.GoodputView:
+    ended = record.state.at if isinstance(record.state, Succeeded | Failed | Cancelled) else now
+    wall = max(0.0, ended - record.created_at)
+    start = min(wall, (record.started_at or ended) - record.created_at)
+    causes: dict[str, float] = defaultdict(float)
+    for item in record.incidents:
+        # One that is open has paused training until now.
+        causes[item.fault.cause] += item.pause_s if item.pause_s is not None else max(0.0, ended - item.fault.at)
+        causes["run_again"] += item.rolled_back * (record.typical_step_s or 0.0)
+    left = max(0.0, wall - start)
+    total = sum(causes.values())
+    lost = min(left, total)
+    scale = lost / total if total > 0 else 0.0  # pauses of incidents that ran into each other are counted in both
+    spent = {cause: seconds * scale for cause, seconds in sorted(causes.items()) if seconds > 0}
+    return views.GoodputView(
+        wall_s=wall,
+        causes={"training": left - lost, "start": start, **spent},
+        share=(left - lost) / left if record.started_at is not None and left > 0 else None,
     )
 
 

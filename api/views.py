@@ -20,7 +20,7 @@ Instant = Annotated[datetime, PlainSerializer(_rfc3339, return_type=str)]
 
 
 class View(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, json_schema_serialization_defaults_required=True)
 
 
 class SubmittedView(View):
@@ -168,6 +168,21 @@ class CheckpointView(View):
     """Those nodes; restoring there reads the copy first."""
 
 
+class CopyView(View):
+    """A copy of state that lasts. what: saving (to disk), restoring (from a checkpoint) or receiving (from other ranks).
+
+    Bytes are of content; seconds: since it began.
+    """
+
+    device: str
+    what: str
+    step: int
+    done_bytes: int
+    total_bytes: int
+    seconds: float
+    bytes_per_s: float
+
+
 class FailureView(View):
     message: str
     device: str | None
@@ -185,6 +200,19 @@ class AttemptsView(View):
     is_external: bool
     used: int
     limit: int
+
+
+class GoodputView(View):
+    """Where a job's time went since it was submitted, in seconds; causes add up to wall_s.
+
+    training: steps that count. start: until the first generation trained. run_again: steps that were committed and rolled
+    back. The others are causes of incidents (rank_lost, grow, ...) with what their pauses cost.
+    """
+
+    wall_s: float
+    causes: dict[str, float]
+    share: float | None
+    """training / (wall_s - start); None before it has started."""
 
 
 class JobSummary(View):
@@ -227,9 +255,12 @@ class JobView(JobSummary):
     """Why one more failure could cost committed steps; empty where it could not."""
     false_alarms: int = 0
     """Suspected hangs that were none."""
+    copies: tuple[CopyView, ...] = ()
+    """Under way for longer than a moment."""
     checkpoint: CheckpointView | None
     failure: FailureView | None
     attempts: tuple[AttemptsView, ...] = ()
+    goodput: GoodputView | None = None
     spec: dict[str, Any]
     """The job file with every default written out."""
 
@@ -279,6 +310,39 @@ class GapView(View):
     id: str
     type: str = "gap"
     resumes_at: str
+
+
+class JobEventView(EventView):
+    """An EventView in a stream of several jobs."""
+
+    job: str
+
+
+class JobStepView(StepView):
+    """A StepView in a stream of several jobs."""
+
+    job: str
+
+
+class JobGapView(GapView):
+    """A GapView in a stream of several jobs."""
+
+    job: str
+
+
+class PulseView(View):
+    """Nothing may have happened; the stream is alive."""
+
+    at: Instant
+
+
+class ServerView(View):
+    """chaos: faults may be caused on purpose. kinds: those that nodes may be of. fault_kinds: name -> what it does."""
+
+    version: str
+    chaos: bool
+    kinds: tuple[str, ...]
+    fault_kinds: dict[str, str]
 
 
 class QuarantineView(View):

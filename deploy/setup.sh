@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Make the virtual environment with everything in it. Where apt and root are there, bring what tests use besides: Debian's
-# redis-server (the product itself carries one in a wheel), iproute2 and iptables (hosts as network namespaces).
+# redis-server (the product itself carries one in a wheel), iproute2 and iptables (hosts as network namespaces), and a browser.
+# EVERSTEP_SKIP_DASHBOARD=1 leaves the dashboard out, and with it everything from npm.
 set -euo pipefail
 python="${PYTHON:-python3}" venv="${VENV:-.venv}"
 
@@ -13,7 +14,12 @@ CHECK
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[server,worker,dev]'
 
-declare -A packages=([redis-server]=redis-server [ip]=iproute2 [iptables]=iptables)
+if [ "${EVERSTEP_SKIP_DASHBOARD:-0}" != 1 ]; then
+  # The package's build has its own; this is what checks types, and what looks at pages for people who do not see them.
+  PATH="$(cd "$venv/bin" && pwd):$PATH" npm --prefix api/web ci --ignore-scripts --no-audit --no-fund --prefer-offline --silent
+fi
+
+declare -A packages=([redis-server]=redis-server [ip]=iproute2 [iptables]=iptables [chromium]=chromium)
 missing=()
 for tool in "${!packages[@]}"; do
   command -v "$tool" >/dev/null || missing+=("${packages[$tool]}")

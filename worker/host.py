@@ -53,6 +53,8 @@ from orchestrator.domain.protocol import (
 )
 
 from .checkpoint.dispatch import Dispatch
+from .copies import EVERY_S as COPIES_EVERY_S
+from .copies import Copies
 from .crew import Crew
 from .examination import Examination
 from .injection import Injection, kill_this_process
@@ -115,6 +117,8 @@ class Host:
         now = time.monotonic()
         self._isolation = Isolation(heard_at=now, moved_at=now, grace_s=isolation_grace_s)
         self._lookout: Lookout | None = None
+        self._copies = Copies()
+        self._copies_due = 0.0
         self._watching: asyncio.TimerHandle | None = None
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
@@ -390,9 +394,18 @@ class Host:
                 self._outbox.add(stalled)
             if time.monotonic() - (self._isolation.judged_at or 0.0) >= _ISOLATION_S:
                 self._judge_isolation()
+            self._look_at_copies(time.monotonic())
             self._fork_ahead()
         finally:
             self._watching = asyncio.get_running_loop().call_later(self._lookout.look_again_s, self._watch_ranks)
+
+    def _look_at_copies(self, now: float) -> None:
+        if now < self._copies_due:
+            return
+        self._copies_due = now + COPIES_EVERY_S
+        assert self._dispatch is not None
+        if (seen := self._copies.look(now, self._opened_crew().at, self._dispatch.under_way())) is not None:
+            self._outbox.add_latest(seen)
 
     def _look(self) -> RanksStalled | None:
         assert self._lookout is not None

@@ -30,7 +30,7 @@ from .page.layout import unpack_answer
 from .parallel.memory import bytes_of
 from .parallel.optimizer import adamw
 from .state.holdings import Holdings
-from .state.relayout import MESSAGE, messages
+from .state.relayout import MESSAGE, STATE_BYTES, messages
 
 QUIET_S, PATIENCE_S = 0.25, 1.5
 """After the end of training sources may still send what they had queued: while it flows, and this long at most."""
@@ -83,6 +83,7 @@ class Joining:
         say: Callable[[JoinerAt | JoinFailed], None],
         chunk: int = MESSAGE,
         call_s: float = CALL_S,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.generation = begin.generation
         self.of = begin.of
@@ -94,9 +95,11 @@ class Joining:
         self._say = say
         self._chunk = chunk
         self._call_s = call_s
+        self._progress = progress
         self._gate = threading.Lock()
         self._sources: list[_Source] = []
         self._readers: list[tuple[threading.Thread, socket.socket]] = []
+        self._received = self._expected = 0
         self._told = False
         self._aborted = False
         self._ended_at: float | None = None
@@ -113,6 +116,7 @@ class Joining:
             mine = [m.interval for m in begin.moves if m.target == self._me and m.source == source]
             chunks = messages(mine, self._chunk)
             with self._gate:
+                self._expected += sum(map(_total, chunks)) * STATE_BYTES
                 self._sources.append(_Source(source, begin.attempt, chunks, [Step(-1)] * len(chunks)))
 
     def end(self) -> None:
@@ -289,6 +293,10 @@ class Joining:
             self._holdings.fill(interval, state[:, position : position + len(interval)])
             position += len(interval)
         source.at[number] = step
+        with self._gate:
+            self._received += _total(source.chunks[number]) * STATE_BYTES
+            # A source that starts over sends some of it again.
+            self._progress(min(self._received, self._expected), self._expected)
 
     def _update(self, source: _Source, number: int, answer: Answer, gradients: torch.Tensor) -> None:
         if source.at[number] != answer.step - 1:

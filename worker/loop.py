@@ -101,7 +101,7 @@ class Trainer:
         faultpoint("in_restore")
         kept.settle(form.restore)
         with self._noting(form.generation):
-            held = kept.fill(session, plan_buckets, form.restore)
+            held = kept.fill(session, plan_buckets, form.restore, self._progress)
         moved = perf_counter()
         data = DataAxis(session, plan_buckets, buffers, gradients, held)
         data.gather()

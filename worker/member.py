@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn, assert_never
 
 from orchestrator.domain.ids import Device, Generation, Rank, Step
@@ -204,10 +205,12 @@ class Member:
             listener=self._listener,
             cookie=job_cookie(self._job.order.job),
             say=self._say,
+            progress=partial(self._page.copying, "receiving"),
         )
         if not self._orders.begin_joining(joining):
             return
         arrived = joining.run()
+        self._page.copying("receiving", 0, 0)
         is_told = self._orders.end_joining(joining)
         if arrived is not None:
             self._trainer.take(arrived)

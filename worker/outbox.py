@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.protocol import Envelope, HostEvent, RankExited, StepsPassed
+from orchestrator.domain.protocol import CopiesSeen, Envelope, HostEvent, RankExited, StepsPassed
 
 TICK_S = 0.5
 """As long as a supervisor lets a poll wait: the next poll ends with the next tick, not besides."""
@@ -50,6 +50,17 @@ class Outbox:
         self._flush_routine()
         self._append(event)
         self.wake()
+
+    def add_latest(self, event: CopiesSeen) -> None:
+        """In the place of what was seen before, where nobody has fetched that yet."""
+        for place in range(len(self._kept) - 1, -1, -1):
+            kept = self._kept[place]
+            if kept.envelope.number <= self._delivered:
+                break
+            if isinstance(kept.envelope.event, CopiesSeen):
+                self._kept[place] = replace(kept, envelope=replace(kept.envelope, event=event))
+                return
+        self.add(event)
 
     def add_passed(self, generation: Generation, answer: Answer, at: float) -> bool:
         """A vote seen to pass; False where another rank of this host has said so already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+from orchestrator.domain.copying import Copied
 from orchestrator.domain.generation import Answer, Disagrees
 from orchestrator.domain.ids import Generation, Rank, Step
 from orchestrator.domain.sight import Phase as Phase
@@ -33,6 +34,10 @@ class Progress(Protocol):
 
     def quiet(self, since_s: float, exchanged: Iterable[Exchanged]) -> None:
         """A wait lasts, and nothing has moved in it for since_s: what has passed over each connection, what is awaited."""
+        ...
+
+    def copying(self, what: Copied, done: int, total: int) -> None:
+        """State comes into this rank's memory, bytes so far and of all; 0 and 0 when all is there. Any thread."""
         ...
 
     def voted(self, step: Step) -> None:
@@ -72,6 +77,9 @@ class Relay:
     def quiet(self, since_s: float, exchanged: Iterable[Exchanged]) -> None:
         self._to.quiet(since_s, exchanged)
 
+    def copying(self, what: Copied, done: int, total: int) -> None:
+        self._to.copying(what, done, total)
+
     def voted(self, step: Step) -> None:
         self._to.voted(step)
 
@@ -94,6 +102,8 @@ class Unwatched:
     def leave(self) -> None: ...
 
     def quiet(self, since_s: float, exchanged: Iterable[Exchanged]) -> None: ...
+
+    def copying(self, what: Copied, done: int, total: int) -> None: ...
 
     def voted(self, step: Step) -> None: ...
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from api.views import CheckpointView
 
-from .render import age, seconds, table_of
+from .render import age, seconds, size, table_of
 
 
 def checkpoints(found: Sequence[CheckpointView]) -> RenderableType:
@@ -49,12 +49,3 @@ def going(found: dict[str, Any]) -> RenderableType:
     done = "removed" if found["removed"] else "would go"
     lines.append(Text(f"{len(found['going'])} {done}, {size(found['bytes'])}; {len(found['kept'])} kept"))
     return Group(*lines)
-
-
-def size(num_bytes: float) -> str:
-    """`812 B`, `1.5 MB`, `20 GB`."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while num_bytes >= 999.5 and len(units) > 1:
-        num_bytes /= 1000
-        units.pop(0)
-    return f"{num_bytes:.3g} {units[0]}"

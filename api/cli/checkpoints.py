@@ -26,6 +26,7 @@ from api.client.errors import ClientError
 from orchestrator.domain.errors import Refused
 
 from . import checkpoint_tables as tables
+from . import render
 from .session import BAD, USAGE, fail, find_job, hint, out, print_json, session_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -94,8 +95,10 @@ def _show_made(client: Client, job: str, before: set[str], as_json: bool) -> Non
             made = [one for one in client.checkpoints(job) if one.path not in before]
             if made or view.is_over:
                 break
+            saving = render.copies([one for one in view.copies if one.what == "saving"])
+            far = f"; {'; '.join(saving)}" if saving else ""
             status.update(
-                f"step {view.step} of {view.steps}, waiting for it to be durable, {time.monotonic() - began:.0f} s"
+                f"step {view.step} of {view.steps}, waiting for it to be durable, {time.monotonic() - began:.0f} s{far}"
             )
             time.sleep(POLL_S)
     if not made:
@@ -116,7 +119,7 @@ def verify(ctx: typer.Context, path: Where, step: AtStep = None, as_json: AsJson
         fail("Damaged", f"{result['path']} is not what was written", result["bad"])
         hint([f"everstep ckpt gc {path}", f"everstep ckpt ls {path}"], on_stderr=True)
     else:
-        said = f"{result['lines']} parameters, {tables.size(result['bytes'])}, every byte as it was written"
+        said = f"{result['lines']} parameters, {render.size(result['bytes'])}, every byte as it was written"
         out().print(f"[green]✓[/] step {result['step']}: {said}")
     raise typer.Exit(BAD if result["bad"] else 0)
 
@@ -137,7 +140,7 @@ def export(
         print_json(result)
         return
     files = "1 file" if result["files"] == 1 else f"{result['files']} files"
-    said = f"step {result['step']}: {result['tensors']} tensors, {tables.size(result['bytes'])} of {dtype.value} in {files}"
+    said = f"step {result['step']}: {result['tensors']} tensors, {render.size(result['bytes'])} of {dtype.value} in {files}"
     out().print(Text.assemble(("✓ ", "green"), (result["path"], "bold"), f"  {said}"), soft_wrap=True)
     hint([f"python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{result['path']}')\""])
 

@@ -15,7 +15,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from api.views import EventView, GapView, IncidentView, JobSummary, JobView, NodeView, PlanView, SeatView, SubmittedView
+from api.views import (
+    CopyView,
+    EventView,
+    GapView,
+    IncidentView,
+    JobSummary,
+    JobView,
+    NodeView,
+    PlanView,
+    SeatView,
+    SubmittedView,
+)
 
 STYLES = {
     "PENDING": "yellow",
@@ -150,9 +161,32 @@ def _facts(job: JobView) -> Table:
         table.add_row("at risk", Text(job.at_risk, "yellow"))
     if job.false_alarms:
         table.add_row("false alarms", f"{job.false_alarms}, suspected hangs that were none")
+    for line in copies(job.copies):
+        table.add_row(line.split(" ", 1)[0], line.split(" ", 1)[1])
     if job.checkpoint is not None:
         table.add_row("checkpoint", Text(f"step {job.checkpoint.step}, {job.checkpoint.path}"))
     return table
+
+
+def copies(found: Sequence[CopyView]) -> list[str]:
+    """`saving step 40: 1.2 of 3.4 GB on 4 devices, 210 MB/s`, one line for each kind and step."""
+    lines = []
+    for what, step in sorted({(one.what, one.step) for one in found}):
+        parts = [one for one in found if (one.what, one.step) == (what, step)]
+        done, total = sum(one.done_bytes for one in parts), sum(one.total_bytes for one in parts)
+        where = parts[0].device if len(parts) == 1 else f"{len(parts)} devices"
+        rate = sum(one.bytes_per_s for one in parts)
+        lines.append(f"{what} step {step}: {size(done)} of {size(total)} on {where}, {size(rate)}/s")
+    return lines
+
+
+def size(num_bytes: float) -> str:
+    """`812 B`, `1.5 MB`, `20 GB`."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while num_bytes >= 999.5 and len(units) > 1:
+        num_bytes /= 1000
+        units.pop(0)
+    return f"{num_bytes:.3g} {units[0]}"
 
 
 def plan_table(plan: PlanView) -> RenderableType:

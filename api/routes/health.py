@@ -9,6 +9,10 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
+from orchestrator.domain.cluster import KINDS
+
+from .. import views
+from ..chaos import KINDS as FAULT_KINDS
 from ..deps import TheDesk, TheMetrics, TheSettings
 from ..problems import Problem
 
@@ -44,6 +48,17 @@ async def readyz(desk: TheDesk, settings: TheSettings) -> Readiness:
     if wrong:
         raise Problem(503, "not-ready", "; ".join(wrong), headers={"Retry-After": "1"}, checks=checks)
     return Readiness(status=OK, checks=checks)
+
+
+@router.get("/api/v1/version")
+async def version(settings: TheSettings) -> views.ServerView:
+    """What this server is, and what may be asked of it."""
+    return views.ServerView(
+        version=settings.version,
+        chaos=settings.chaos,
+        kinds=tuple(KINDS),
+        fault_kinds={kind.value: words for kind, words in FAULT_KINDS.items()},
+    )
 
 
 @router.get("/metrics", response_class=Response)

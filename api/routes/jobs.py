@@ -71,7 +71,7 @@ async def list_jobs(
 
 @router.get("/{job_id}")
 async def get_job(desk: TheDesk, job_id: TheJobId) -> views.JobView:
-    return projections.job(await desk.get(job_id))
+    return projections.job(await desk.get(job_id), time.time())
 
 
 @router.post("/{job_id}:cancel", status_code=202)

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from .checkpoint import After, Canary, CheckpointRef, Pacing, SaveCost, ShardRef
+from .copying import Copying
 from .effects import Effect
 from .faults import Injected
 from .generation import Answer, RankReport, Settlement
@@ -359,6 +360,8 @@ class JobRecord:
     """How many there have been."""
     num_weighed: int = 0
     """And up to which of them what is saved how often has been weighed."""
+    copies: Mapping[NodeId, tuple[Copying, ...]] = field(default_factory=dict)
+    """Those that last, as each host told last."""
     unsaved: tuple[Step, ...] = ()
     """Of this generation's newest, those that will have no checkpoint because a part could not be written."""
     plans: Mapping[Generation, Plan] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .checkpoint import CheckpointRef, Pacing, ShardRef
+from .copying import Copying
 from .faults import FaultRequested
 from .generation import Answer, RankReport
 from .ids import Device, EffectId, Generation, JobId, NodeId, Step
@@ -358,6 +359,13 @@ class ShardNotSaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesSeen:
+    """Copies on this host that have lasted for a while, and how far they are; none once the last of them has ended."""
+
+    copies: tuple[Copying, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinished:
     """A rank has passed the last step and holds the final state."""
 
@@ -426,6 +434,7 @@ HostEvent: TypeAlias = (
     | StepsPassed
     | ShardSaved
     | ShardNotSaved
+    | CopiesSeen
     | RankFinished
     | JoinerAt
     | JoinFailed

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from orchestrator.domain.checkpoint import CheckpointKind, Pacing
+from orchestrator.domain.copying import Copying
 from orchestrator.domain.course import Course
 from orchestrator.domain.generation import Answer, Disagrees, NotFinite, Unreadable
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
@@ -34,6 +35,8 @@ BLINK_S = (0.0005, 0.02)
 NOTICED = 0.8
 """How often a rank is connected to one that dies, and feels it."""
 LOST_IN_THE_MIDDLE = 0.5
+READS, READ_S, READ_BYTES = 10, 12.0, 1000
+"""Of a checkpoint that is read slowly: in how many parts, how long one takes, and bytes in it."""
 NO_ROOM = 0.02
 """How often a rank has no room for a snapshot that is due."""
 
@@ -77,6 +80,7 @@ class Arena:
         """The next gradient that is computed twice comes out in two ways."""
         self.is_not_finite = False
         """The next vote comes out as NaN."""
+        self.is_reading = False
         self.disagreed: set[Step] = set()
         """Steps after which an owner and its mirror had different bits."""
         self._hashes: dict[Device, frozenset[Flip]] = {}
@@ -109,7 +113,7 @@ class Arena:
             rank.leave(lost, f"connection to rank {lost} broke")
 
     def _timed_out(self, rank: SimRank) -> None:
-        if rank.arena is self and not self.has_started:
+        if rank.arena is self and not self.has_started and not self.is_reading:
             rank.leave(None, "not every peer was there in time")
 
     def _each(self, within_s: tuple[float, float], do: Callable[[SimRank], None], then: Callable[[], None]) -> None:
@@ -169,6 +173,24 @@ class Arena:
 
     def _restore(self) -> None:
         self._filling.begin(self.members)
+        if self._place.scenario.slow_reads and isinstance(self.form.restore, FromCheckpoint):
+            self.is_reading = True
+            self._read_on(0)
+        else:
+            self._receive()
+
+    def _read_on(self, done: int) -> None:
+        """As slowly as a disk can be: hosts tell how far their ranks are."""
+        self.stage, self.done = self.stage + 1, set()  # nobody waits for anybody
+        for node, host in {device.node: rank.host for device, rank in self.here.items()}.items():
+            mine = [device for device in self.here if device.node == node]
+            host.copies_seen(() if done == READS else tuple(_reading(device, self.step, done) for device in mine))
+        if done == READS:
+            self._receive()
+        elif not self.is_broken:
+            self._place.clock.after(READ_S, lambda: self._read_on(done + 1))
+
+    def _receive(self) -> None:
         self._each(BLINK_S, self._filling.receive_some, self._receive_rest)
 
     def _receive_rest(self) -> None:
@@ -377,6 +399,17 @@ class Arena:
     def _is_every(self, step: Step) -> bool:
         every = self.spec.recovery.compare_every
         return bool(every) and step % every == 0
+
+
+def _reading(device: Device, step: Step, parts: int) -> Copying:
+    return Copying(
+        device=device,
+        what="restoring",
+        step=step,
+        done_bytes=parts * READ_BYTES,
+        total_bytes=READS * READ_BYTES,
+        seconds=parts * READ_S,
+    )
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from orchestrator.domain.checkpoint import CheckpointKind, ShardRef
+from orchestrator.domain.copying import Copying
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.faults import FaultKind
 from orchestrator.domain.generation import Answer
@@ -18,6 +19,7 @@ from orchestrator.domain.protocol import (
     BeginJoin,
     CloseGeneration,
     CloseHost,
+    CopiesSeen,
     EndJoin,
     Envelope,
     FaultCarriedOut,
@@ -301,6 +303,9 @@ class SimHost:
         queue.append((0.01, WRITE_S[kind], write))
         if len(queue) == 1:
             self._soon(*queue[0])
+
+    def copies_seen(self, copies: tuple[Copying, ...]) -> None:
+        self.outbox.say(CopiesSeen(copies=copies))
 
     def rank_skipped(self, rank: SimRank, generation: Generation, step: Step) -> None:
         self.rank_says(

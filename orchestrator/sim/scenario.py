@@ -80,6 +80,8 @@ class Scenario:
     starts: Mapping[str, int] = field(default_factory=dict)
     """Jobs that begin with a checkpoint of another one, and the step it is of."""
 
+    slow_reads: bool = False
+    """Reading a checkpoint takes longer than a generation may take to form while nothing happens."""
     saves: tuple[float, ...] = ()
     """When a person asks for a checkpoint of job0, in virtual seconds."""
 

@@ -29,7 +29,7 @@ JOIN_AGAIN_S = 60.0
 STOP_AFTER_S = 10.0
 """Beyond five steps, in which a generation stops by itself."""
 FORM_S = 60.0
-"""Connecting, restoring and the first step's warm-up."""
+"""Connecting, restoring and the first step's warm-up: since state was last seen to arrive, where that lasts."""
 REPORT_MARGIN_S = 1.5
 """Beyond leave_s, after which a host kills a rank that has not left and reports it as exited."""
 PATIENCE_S = 30.0
@@ -61,7 +61,7 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
             return _retry(record, record.generation)
         case Starting(forming=forming):
             if forming.formed:
-                return {f"form:{forming.generation}": _form_s(record)}
+                return {f"form:{forming.generation}{_moved(record)}": _form_s(record)}
             return {f"open:{forming.generation}": OPEN_S}
         case Running(generation=generation, plan=plan):
             found = _retry(record, generation)
@@ -88,7 +88,7 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
                 else:
                     found.update(_isolated(record, closing.generation))
             elif next_one and next_one.formed:
-                found[f"form:{next_one.generation}"] = _form_s(record)
+                found[f"form:{next_one.generation}{_moved(record)}"] = _form_s(record)
             elif next_one:
                 if silent := silent_seats(record):
                     found[f"silent:{next_one.generation}:{'+'.join(sorted(silent))}"] = SILENT_SEAT_S
@@ -106,6 +106,12 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
 def _form_s(record: JobRecord) -> float:
     """What a job gives its ranks before they count as hung, it gives them while they are built, too."""
     return FORM_S + record.spec.recovery.hang_s
+
+
+def _moved(record: JobRecord) -> str:
+    """Of a key: another one whenever more of the state has arrived somewhere, so that the time begins again."""
+    done = sum(one.done_bytes for copies in record.copies.values() for one in copies if one.what != "saving")
+    return f":{done}" if done else ""
 
 
 def save_again_s(failures: int) -> float:

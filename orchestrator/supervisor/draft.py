@@ -156,6 +156,7 @@ class Draft:
         """Nothing the host on `node` was asked is owed any more, and its ranks count no longer."""
         self.set(
             warm=self.record.warm - {node},
+            copies={at: copies for at, copies in self.record.copies.items() if at != node},
             unreachable=self.record.unreachable - {node},
             spares={spare: found for spare, found in self.record.spares.items() if spare != node},
             pids={device: pid for device, pid in self.record.pids.items() if device.node != node},

@@ -13,6 +13,7 @@ from orchestrator.domain.events import Contact, HostLost, HostSaid
 from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import Cause, Failed, Fault, Reforming, Running, Starting, Stopping
 from orchestrator.domain.protocol import (
+    CopiesSeen,
     FaultCarriedOut,
     HostFailed,
     HostOpened,
@@ -34,6 +35,7 @@ from orchestrator.domain.protocol import (
 
 from .asked import asked_came_to_nothing, save_again
 from .believing import void_where_canary_failed
+from .copying import copies_seen
 from .deadlines import deadlines
 from .draft import Draft
 from .faulting import fault_carried_out, fault_seen
@@ -88,6 +90,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
         case ShardNotSaved():
             shard_not_saved(draft, said.event)
             asked_came_to_nothing(draft, said.event.step, said.event.message)
+        case CopiesSeen(copies=copies):
+            copies_seen(draft, node, copies)
         case JoinerAt():
             joiner_at(draft, said.event)
         case JoinFailed():

@@ -52,7 +52,7 @@ def _end(draft: Draft, outcome: Outcome) -> None:
     draft.become(outcome)
     nobody: frozenset[NodeId] = frozenset()
     draft.set(hosts=nobody, warm=nobody, unreachable=nobody, avoided=nobody, considered=frozenset())
-    draft.set(pids={}, listeners={}, outbox={}, plans={}, saving={}, spares={}, at_risk="")
+    draft.set(pids={}, listeners={}, outbox={}, plans={}, saving={}, copies={}, spares={}, at_risk="")
     draft.effects.clear()
     word = _word(outcome)
     if isinstance(outcome, Failed):

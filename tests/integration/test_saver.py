@@ -18,6 +18,7 @@ from orchestrator.adapters import manifest
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.protocol import (
+    CopiesSeen,
     FromSeed,
     InjectFault,
     RankExited,
@@ -206,6 +207,10 @@ def test_training_does_not_wait_for_a_disk_that_does_not_keep_up(tmp_path: Path)
                 "of 2 ranks still have two snapshots that are not written: they come faster than the disk takes them"
             )
             await s.stepped(first.step + 30)
+            await s.until(lambda: bool(s.all(CopiesSeen)))
+            waiting = s.all(CopiesSeen)[-1].copies
+            assert {one.device for one in waiting} == set(MINE) and {one.what for one in waiting} == {"saving"}
+            assert all(one.done_bytes < one.total_bytes for one in waiting)
             before = len(shards(s))
             os.kill(stopped, signal.SIGCONT)
             await s.until(lambda: len(shards(s)) >= before + 6)

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.domain.events import ProgramProbed
 from orchestrator.sim.run import Verdict, play
 from orchestrator.sim.scenario import Scenario, Trouble, begun_elsewhere, scenario
-from orchestrator.supervisor import kernel
+from orchestrator.supervisor import deadlines, kernel
 
 SEEDS = range(6)
 LOSSES = (Trouble.KILL_RANK, Trouble.KILL_NODE, Trouble.ADD_NODE, Trouble.KILL_HOST, Trouble.CRASH_SUPERVISOR)
@@ -54,6 +54,16 @@ def test_a_checkpoint_that_is_asked_for_is_made_whatever_happens_meanwhile() -> 
         assert any(": checkpoint of step" in line and "is committed" in line for line in one.trace), (
             "it makes none by itself"
         )
+
+
+def test_a_generation_that_reads_for_longer_than_it_may_take_to_form_is_let_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = replace(scene(1), troubles=(Trouble.KILL_RANK,), between_s=1e9, slow_reads=True, trouble_until_s=1.0)
+    found = play(drawn)
+    assert found.verdict is Verdict.PASSED, "\n".join((*found.trace[-40:], f"{found.verdict}: {found.message}"))
+    told = "\n".join(found.trace)
+    assert "restoring step 11 takes a while" in told and "did not become ready" not in told
+    monkeypatch.setattr(deadlines, "_moved", lambda record: "")
+    assert "did not become ready in time" in "\n".join(play(drawn).trace), "it takes longer than that"
 
 
 def test_one_that_the_disk_refuses_is_tried_again_in_the_same_generation(monkeypatch: pytest.MonkeyPatch) -> None:

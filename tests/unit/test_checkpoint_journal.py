@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -125,6 +126,14 @@ def test_any_interval_of_any_entry_is_what_training_had(
                     assert torch.equal(content[interval, kind].view(torch.int32), had.view(torch.int32))
 
 
+def _tell(told: list[tuple[int, int]], done: int, total: int) -> None:
+    told.append((done, total))
+
+
+def held_elements(held: Holdings) -> int:
+    return sum(len(piece.interval) for piece in held.pieces)
+
+
 @pytest.mark.parametrize("other", PLANS)
 def test_a_rank_of_any_plan_is_restored_from_a_journal(tmp_path: Path, other: Plan) -> None:
     _, refs = chain(tmp_path, 2, 5, PLANS[3])
@@ -132,7 +141,10 @@ def test_a_rank_of_any_plan_is_restored_from_a_journal(tmp_path: Path, other: Pl
         mirrored = other.seats[(seat.rank + 1) % len(other.seats)].rank
         held = Holdings(buckets(other, TINY), seat.rank, mirrored if mirrored != seat.rank else None, Generation(2), CPU)
         held.step = refs[-1].step
-        from_checkpoint(held, Path(refs[-1].path))
+        told: list[tuple[int, int]] = []
+        from_checkpoint(held, Path(refs[-1].path), progress=partial(_tell, told))
+        total = 4 * len(KINDS) * held_elements(held) + 4 * 5 * held_elements(held)
+        assert told == sorted(told) and told[-1] == (total, total), "a base and five gradients are read"
         seen = torch.zeros(held.state.shape[1], dtype=torch.bool)
         for piece in held.pieces:
             columns = slice(piece.offset, piece.offset + len(piece.interval))

@@ -13,6 +13,7 @@ from api import projections
 from api.cli import render
 from api.cli.follow import Watch, sparkline
 from api.views import EventView, JobView, StepView
+from orchestrator.domain.copying import Copying
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.job import Cause, Failed, Fault, Incident, JobRecord, Running
 from orchestrator.domain.plan import Pipeline, Plan, Stage
@@ -34,7 +35,7 @@ def a_job(**changes: Any) -> JobView:
     spec = JobSpec(name="byte-gpt", program="causal_lm", data=DataSpec(files=("x",)), train=train)
     running = Running(generation=Generation(2), plan=PLAN)
     given: dict[str, Any] = {"state": running, "generation": Generation(2), "committed": Step(40)} | changes
-    return projections.job(JobRecord(id=JobId("job-1"), spec=spec, created_at=NOW, **given))
+    return projections.job(JobRecord(id=JobId("job-1"), spec=spec, created_at=NOW, **given), NOW)
 
 
 def an_incident(**changes: Any) -> Incident:
@@ -72,6 +73,25 @@ def test_a_page_shows_state_plan_and_recovery() -> None:
     for words in ("rank 1 node-b/0 pid 42", "0–1, 3", "node lost", "generation 1 → 2", "pause 142 ms", "16 ms", "1.25 s"):
         assert words in page, words
     assert "no committed step lost" in page
+
+
+def test_copies_that_last_are_shown_with_how_far_and_how_fast_they_are() -> None:
+    copies = {
+        device.node: (
+            Copying(
+                device=device,
+                what="saving",
+                step=Step(40),
+                done_bytes=1_200_000_000,
+                total_bytes=3_400_000_000,
+                seconds=6.0,
+            ),
+        )
+        for device in (A, B)
+    }
+    job = a_job(copies=copies)
+    assert [one.bytes_per_s for one in job.copies] == [2e8, 2e8]
+    assert "saving step 40: 2.4 GB of 6.8 GB on 2 devices, 400 MB/s" in " ".join(shown(render.job_page(job)).split())
 
 
 def test_false_alarms_are_said_where_there_were_any() -> None:

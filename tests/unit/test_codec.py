@@ -37,7 +37,7 @@ from orchestrator.domain.protocol import (
     StopAfter,
 )
 from orchestrator.domain.quarantine import Quarantine
-from tests import believed, doubts, journals, moved, samples
+from tests import believed, copied, doubts, journals, moved, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -76,6 +76,8 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "journal-events-1": (HostEvent, journals.HOST_EVENTS),
     "journal-reports-1": (RankReport, journals.REPORTS),
     "journal-records-1": (JobRecord, (journals.RECORD,)),
+    "copied-events-1": (HostEvent, copied.HOST_EVENTS),
+    "copied-records-1": (JobRecord, (copied.RECORD,)),
     "moved-inputs-1": (Input, moved.INPUTS),
     "moved-records-1": (JobRecord, (moved.RECORD,)),
     "cordons-1": (tuple[Cordon, ...], (moved.CORDONS,)),
@@ -103,7 +105,7 @@ def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
     later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS, *believed.INPUTS)
-    later += (*moved.INPUTS, *journals.REQUESTS)
+    later += (*moved.INPUTS, *journals.REQUESTS, *copied.HOST_EVENTS)
     assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 
 

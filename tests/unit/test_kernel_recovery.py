@@ -113,6 +113,23 @@ def test_a_reporter_that_dies_afterwards_is_no_source() -> None:
         assert not {first, second} & {move.source for move in restore.moves}
 
 
+def test_32_of_64_ranks_that_die_together_are_one_recovery_of_one_round() -> None:
+    bench = Bench(nodes=8, devices=8, spec=a_spec(tp=2, pp=2, dp=16, micro_batches=32)).running().passed(1, 2, 3)
+    before = bench.plan
+    victims = {device for device in before.devices if device.node in (N0, N1, N2, N3)}
+    assert len(victims) == 32 and not {(a, b) for a, b in partners(before).items() if {a, b} <= victims}
+    preparing = {node for victim in sorted(victims) for node in bench.exited(victim).preparing()}
+    assert preparing == set(bench.nodes) and reforming(bench).attempt == 1, "all in one round, each by its own host"
+    bench.prepared().all_report(holding(3))
+    form = bench.form()
+    assert isinstance(form.restore, FromMemory) and bench.plan.pipelines == before.pipelines
+    moved = [move for move in form.restore.moves if move.source != move.target]
+    assert moved and {move.target for move in moved} <= victims and not victims & {move.source for move in moved}
+    bench.ready().passed(4)
+    (incident,) = bench.record.incidents
+    assert isinstance(bench.state, Running) and incident.attempts == 1 and incident.rolled_back == 0
+
+
 # --- whole nodes -------------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from orchestrator.domain import codec
 from orchestrator.domain.checkpoint import ShardRef
-from orchestrator.domain.ids import Generation
+from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.protocol import HostEvent, OpenHost, ShardNotSaved, ShardSaved
 
 from ..child import start
@@ -79,6 +79,11 @@ class Dispatch:
     def saver_pid(self) -> int:
         """0 where there is none."""
         return self._process.pid if self._process else 0
+
+    def under_way(self) -> list[tuple[Device, Slot]]:
+        """What has been handed over and is not written yet, the one in hand first."""
+        parcels = [parcel for parcel in (self._in_hand, *self._waiting) if parcel is not None]
+        return [(parcel.custody.device, parcel.slot) for parcel in parcels]
 
     def collect(self, custody: Custody) -> None:
         """Whatever in it has become full is written from now on."""

@@ -9,14 +9,14 @@ answer in each entry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
 from orchestrator.adapters import spec_file
-from orchestrator.adapters.index import GRADIENT
+from orchestrator.adapters.index import GRADIENT, ITEM_BYTES
 from orchestrator.adapters.manifest import LONGEST_CHAIN, CheckpointCorrupt, Manifest, load_chain, load_manifest
 from orchestrator.adapters.sealed import named
 from orchestrator.domain.ids import Step
@@ -28,6 +28,9 @@ from ..state.pieces import KINDS, Piece
 from .stored import Wanted, fill
 from .tier import Tier
 
+Progress = Callable[[int, int], None]
+"""Bytes that are where they are wanted so far, and of all."""
+
 
 class LinkCorrupt(CheckpointCorrupt):
     """step: of the one that is no good among those that a checkpoint is read from: all before it may be."""
@@ -38,7 +41,12 @@ class LinkCorrupt(CheckpointCorrupt):
 
 
 def read(
-    path: Path, intervals: Sequence[Interval], *, kinds: Sequence[str] = KINDS, near: Tier | None = None
+    path: Path,
+    intervals: Sequence[Interval],
+    *,
+    kinds: Sequence[str] = KINDS,
+    near: Tier | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> dict[tuple[Interval, str], torch.Tensor]:
     """(interval, kind) -> (len(interval),) fp32, for each kind of p, m, v that is asked for. near: a tier to look in first.
 
@@ -46,14 +54,15 @@ def read(
     """
     if len(load_chain(path)) == 1:
         result = {(i, kind): torch.empty(len(i), dtype=torch.float32) for kind in kinds for i in intervals}
-        fill(path, [Wanted(interval, kind, into) for (interval, kind), into in result.items()], near)
+        counted = _Counted(sum(into.nbytes for into in result.values()), progress)
+        fill(path, [Wanted(interval, kind, into) for (interval, kind), into in result.items()], near, counted)
         return result
     pieces, offset = [], 0
     for interval in intervals:
         pieces.append(Piece(interval, offset))
         offset += len(interval)
     state = torch.empty(len(KINDS), offset, dtype=torch.float32)
-    restore(path, pieces, state, torch.empty(offset, dtype=torch.float32), near)
+    restore(path, pieces, state, torch.empty(offset, dtype=torch.float32), near, progress)
     return {
         (piece.interval, kind): state[KINDS.index(kind), piece.offset : piece.offset + len(piece.interval)]
         for kind in kinds
@@ -62,7 +71,12 @@ def read(
 
 
 def restore(
-    path: Path, pieces: Sequence[Piece], state: torch.Tensor, gradient: torch.Tensor, near: Tier | None = None
+    path: Path,
+    pieces: Sequence[Piece],
+    state: torch.Tensor,
+    gradient: torch.Tensor,
+    near: Tier | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> None:
     """Fill the pieces' columns of `state` (3, n) with what is saved. gradient: (n,), room for one entry at a time.
 
@@ -70,18 +84,32 @@ def restore(
     Raises CheckpointCorrupt; then what is there already is worth nothing.
     """
     (base, found), *entries = links(path)
+    counted = _Counted(sum(len(piece.interval) for piece in pieces) * ITEM_BYTES * (len(KINDS) + len(entries)), progress)
     of_state = zip(KINDS, state, strict=True)
     with _link(found.step):
-        fill(base, [Wanted(p.interval, kind, _cut(row, p)) for kind, row in of_state for p in pieces], near)
+        fill(base, [Wanted(p.interval, kind, _cut(row, p)) for kind, row in of_state for p in pieces], near, counted)
     for at, entry in entries:
         with _link(entry.step):
             if entry.answer is None or entry.answer.step != entry.step:
                 raise CheckpointCorrupt(
                     f"{at} does not say what was answered to the vote of its step; restore an older checkpoint"
                 )
-            fill(at, [Wanted(piece.interval, GRADIENT[0], _cut(gradient, piece)) for piece in pieces], near)
+            fill(at, [Wanted(piece.interval, GRADIENT[0], _cut(gradient, piece)) for piece in pieces], near, counted)
             train, decayed = _update_of(at, entry, pieces)
         adamw(train, entry.answer, state, gradient, decayed)
+
+
+class _Counted:
+    """Bytes so far, of all that a restore reads."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._total = total
+        self._done = 0
+        self._progress = progress
+
+    def __call__(self, more: int) -> None:
+        self._done += more
+        self._progress(self._done, self._total)
 
 
 def links(path: Path) -> tuple[tuple[Path, Manifest], ...]:

@@ -99,7 +99,8 @@ def _written(writer: ShardWriter, filled: Filled) -> ShardRef:
         state=state,
         kinds=filled.kinds,
     )
-    return writer.write(snapshot)
+    filled.tell(0)
+    return writer.write(snapshot, progress=filled.tell)
 
 
 def _give_way() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,9 +66,14 @@ class ShardWriter:
         self._sizes: dict[str, int] = {}
         """Of each pack that a known place is in."""
 
-    def write(self, snapshot: Snapshot, condemned: frozenset[str] = frozenset()) -> ShardRef:
+    def write(
+        self,
+        snapshot: Snapshot,
+        condemned: frozenset[str] = frozenset(),
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> ShardRef:
         """A pack and its index, durable when this returns. condemned: packs that are about to go, beside those that
-        the folder lists. Raises OSError.
+        the folder lists. progress: takes how many bytes of the state have been dealt with. Raises OSError.
 
         The state is read piece by piece, where it is: it must not change before this returns.
         """
@@ -85,7 +90,7 @@ class ShardWriter:
         )
         file = directory / indexes.index_name(self._stem, attempt)
         try:
-            places = self._store(snapshot, pack)
+            places = self._store(snapshot, pack, progress)
             pack.finish()
             content = indexes.encode(self._index(snapshot, pack, places))
             write_new(file, (content,), self._disk)
@@ -139,7 +144,8 @@ class ShardWriter:
 
     # --- what is new ----------------------------------------------------------------------------------------------------
 
-    def _store(self, snapshot: Snapshot, pack: _Pack) -> list[tuple[IndexedPiece, _Place]]:
+    def _store(self, snapshot: Snapshot, pack: _Pack, progress: Callable[[int], None]) -> list[tuple[IndexedPiece, _Place]]:
+        done = 0
         found: list[tuple[IndexedPiece, _Place]] = []
         fresh: dict[str, _Place] = {}
         for row, kind in enumerate(snapshot.kinds):
@@ -154,6 +160,8 @@ class ShardWriter:
                         place = self._add(pack, interval.line, kind, content, hashed)
                     fresh[hashed] = place
                     found.append((_indexed(interval.line, kind, interval.start, interval.stop, hashed, place), place))
+                    done += content.size
+                    progress(done)
         return found
 
     def _add(self, pack: _Pack, line: str, kind: str, content: NDArray[np.uint8], hashed: str) -> _Place:

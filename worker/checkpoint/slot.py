@@ -18,9 +18,10 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 from orchestrator.adapters.index import GRADIENT
 from orchestrator.domain.errors import EverstepError
@@ -31,7 +32,7 @@ from orchestrator.domain.profile import Interval
 from ..page.layout import MAX_GROUPS, MAX_IDS, pack_answer, unpack_answer
 from ..state.pieces import KINDS, Piece
 
-SLOT_VERSION = 2
+SLOT_VERSION = 3
 SLOTS = 2
 """In a tray."""
 ITEM_BYTES = 4
@@ -67,6 +68,10 @@ class Word(IntEnum):
     """It is the gradient that led to the step, not the state after it."""
     STALL_US = 12
     """Microseconds for which training waited."""
+    WRITTEN = 13
+    """Bytes of it that whoever writes has dealt with, of"""
+    TO_WRITE = 14
+    """all that is in it."""
 
 
 def create_slot() -> int:
@@ -116,6 +121,11 @@ class Slot:
     @property
     def beats(self) -> int:
         return self.words[Word.BEATS]
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """Bytes of the snapshot that have been dealt with, and of all."""
+        return self.words[Word.WRITTEN], self.words[Word.TO_WRITE]
 
     @property
     def why(self) -> str:
@@ -172,6 +182,8 @@ class Filler(Slot):
         self._whole[_ANSWER_AT : _ANSWER_AT + len(packed)] = packed
         words[Word.ANSWER_BYTES] = len(packed)
         words[Word.STEP], words[Word.GENERATION], words[Word.IS_ENTRY] = step, generation, int(is_entry)
+        rows = len(GRADIENT) if is_entry else len(KINDS)
+        words[Word.WRITTEN], words[Word.TO_WRITE] = 0, rows * words[Word.WIDTH] * ITEM_BYTES
         words[Word.NUMBER] += 1
 
     def finish(self, stall_s: float = 0.0) -> None:
@@ -195,6 +207,8 @@ class Filled:
     kinds: tuple[str, ...]
     width: int
     state: memoryview
+    tell: Callable[[int], None]
+    """Takes how many bytes of it have been dealt with."""
 
 
 def read_slot(fd: int) -> Filled:
@@ -216,6 +230,7 @@ def read_slot(fd: int) -> Filled:
         kinds=kinds,
         width=width,
         state=memoryview(whole)[state_at : state_at + num_bytes],
+        tell=partial(words.__setitem__, int(Word.WRITTEN)),
     )
 
 

@@ -36,18 +36,23 @@ class Wanted:
     into: torch.Tensor
 
 
-def fill(path: Path, wanted: Sequence[Wanted], near: Tier | None = None) -> None:
+def fill(
+    path: Path, wanted: Sequence[Wanted], near: Tier | None = None, progress: Callable[[int], None] = lambda more: None
+) -> None:
     """Read what is wanted to where it is wanted. Raises CheckpointCorrupt; then what is there already is worth nothing.
 
     near: where a piece is looked for first; what is not there, or not as it was written, is read where all of it is.
+    progress: takes how many bytes more are where they are wanted.
     """
     tasks = _tasks(path, wanted)
     cut = batches(tasks, lambda task: task.piece)
     packs = {task.piece.pack for task in tasks}
     with opened(path, packs) as descriptors, _near_packs(near, packs) as close_by:
-        for num_near in in_parallel(lambda batch: _read_batch(path, batch, descriptors, close_by, near), cut):
+        read = in_parallel(lambda batch: _read_batch(path, batch, descriptors, close_by, near), cut)
+        for batch, num_near in zip(cut, read, strict=True):
             if near is not None:
                 near.num_read += num_near
+            progress(sum(view.size for task in batch for _, view in task.parts))
 
 
 @contextmanager

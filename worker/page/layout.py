@@ -18,11 +18,12 @@ import struct
 from enum import IntEnum
 from typing import Literal
 
+from orchestrator.domain.copying import Copied
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, Step
 
-PAGE_VERSION = 4
+PAGE_VERSION = 5
 MAX_IDS = 1024
 """Micro-batch ids whose losses fit on a page."""
 MAX_GROUPS = 4096
@@ -59,12 +60,19 @@ class Word(IntEnum):
     PROGRESSED_NS = 12
     WAITING_NS = 13
     PASSED_IN = 14
+    COPIED = 15
+    """Of a copy into this rank's memory, bytes that have arrived,"""
+    TO_COPY = 16
+    """and all that will; 0 where nothing is copied."""
+    COPY = 17
+    """Which one it is: its place in COPIES."""
     DISAGREES_WITH = 20
     """Rank + 1 and what about, packed; 0 for nobody."""
     DISAGREES_IN = 21
     FAULT = 23
 
 
+COPIES: tuple[Copied, ...] = ("restoring", "receiving")
 ABOUT: tuple[Literal["state", "gradient", "memory"], ...] = ("state", "gradient", "memory")
 
 # Plain integers: an enum member costs a look-up at every collective.
@@ -72,6 +80,7 @@ GENERATION, PHASE, STEP, MICRO_BATCH = (int(word) for word in (Word.GENERATION, 
 COLLECTIVE, IN_WAIT, PROGRESSED_NS, WAITING_NS, PASSED_IN = (
     int(word) for word in (Word.COLLECTIVE, Word.IN_WAIT, Word.PROGRESSED_NS, Word.WAITING_NS, Word.PASSED_IN)
 )
+TO_COPY = int(Word.TO_COPY)
 
 
 def create_page() -> int:

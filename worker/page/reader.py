@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from orchestrator.domain.copying import Copied
 from orchestrator.domain.faults import POINTS
 from orchestrator.domain.generation import Answer, Disagrees, RankReport
 from orchestrator.domain.ids import Device, Generation, Rank, Step
@@ -20,6 +21,7 @@ from ..progress import Phase
 from .layout import (
     ABOUT,
     COLLECTIVE,
+    COPIES,
     GENERATION,
     GROUP_AT,
     GROUP_BYTES,
@@ -135,6 +137,11 @@ class PageReader(Mapped):
             if not writes & 1 and self._words[TRAFFIC_AT // 8] == writes:
                 return found
         return {}
+
+    def copying(self) -> tuple[Copied, int, int] | None:
+        """What is being copied into its memory, bytes done and of all; None where nothing is."""
+        done, total = self._words[Word.COPIED], self._words[Word.TO_COPY]
+        return (COPIES[self._words[Word.COPY]], done, total) if total else None
 
     def fault(self) -> str:
         """The fault point this rank was killed at, and of which step; empty where it was not."""

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Iterable
 
+from orchestrator.domain.copying import Copied
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.faults import POINTS
 from orchestrator.domain.generation import Answer, Disagrees
@@ -21,6 +22,7 @@ from ..progress import Exchanged, Phase
 from .layout import (
     ABOUT,
     COLLECTIVE,
+    COPIES,
     GENERATION,
     GROUP_AT,
     GROUP_BYTES,
@@ -37,6 +39,7 @@ from .layout import (
     SLOTS_AT,
     STEP,
     TABLE,
+    TO_COPY,
     TRAFFIC_AT,
     WAITING_NS,
     Mapped,
@@ -71,6 +74,7 @@ class PageWriter(Mapped):
         words[STEP] = step
         words[PHASE] = phase
         words[IN_WAIT] = 0
+        words[TO_COPY] = 0  # whatever cut it short
         words[PROGRESSED_NS] = time.monotonic_ns()
 
     def micro_batch(self, number: int) -> None:
@@ -121,6 +125,11 @@ class PageWriter(Mapped):
     def disagrees(self, finding: Disagrees) -> None:
         self._words[Word.DISAGREES_IN] = self._words[GENERATION]
         self._words[Word.DISAGREES_WITH] = (finding.rank + 1) << 8 | ABOUT.index(finding.about)
+
+    def copying(self, what: Copied, done: int, total: int) -> None:
+        words = self._words
+        words[Word.COPY], words[Word.COPIED], words[TO_COPY] = COPIES.index(what), done, total
+        words[PROGRESSED_NS] = time.monotonic_ns()
 
     def _name(self, group: str) -> bytes:
         name = self._names[group] = group.encode()[:GROUP_BYTES].ljust(GROUP_BYTES, b"\0")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import assert_never
 
@@ -32,6 +33,7 @@ from ..findings import NotRestored
 from ..parallel.data import Session
 from ..parallel.optimizer import adamw
 from ..program import Program
+from ..progress import Progress
 from .holdings import Holdings
 from .relayout import from_checkpoint, from_memory, from_seed, give
 
@@ -86,31 +88,33 @@ class Kept:
         if answer is not None or self.answer is None or self.answer.step != step:
             self.answer = answer
 
-    def fill(self, session: Session, plan_buckets: tuple[Bucket, ...], restore: Restore) -> Holdings:
+    def fill(self, session: Session, plan_buckets: tuple[Bucket, ...], restore: Restore, progress: Progress) -> Holdings:
         """Replace the holdings by complete ones under the new layout. Raises Aborted, PeerLost, NotRestored."""
         fresh = Holdings(plan_buckets, session.seat.rank, session.mirrored, session.generation, self._device)
         fresh.step = step_of(restore)
         self.notes = ()
+        read_back, received = partial(progress.copying, "restoring"), partial(progress.copying, "receiving")
         match restore:
             case FromSeed():
                 from_seed(fresh, self._program, self._spec, self._profile)
             case FromCheckpoint():
                 with self._near(restore.checkpoint) as near:
-                    from_checkpoint(fresh, Path(restore.checkpoint.path), near)
+                    from_checkpoint(fresh, Path(restore.checkpoint.path), near, read_back)
             case FromMemory():
                 stores = self._stores(restore.step)
                 fresh = self._to_fill(fresh, stores)
                 if restore.checkpoint is None:
-                    from_memory(fresh, stores, restore.moves, self._me, session)
+                    from_memory(fresh, stores, restore.moves, self._me, session, received=received)
                 else:
                     lost = [read.interval for read in restore.reads if read.target == self._me]
                     path = Path(restore.checkpoint.path)
                     with self._near(restore.checkpoint) as near:
-                        from_memory(fresh, stores, restore.moves, self._me, session, lost, path, near)
+                        from_memory(fresh, stores, restore.moves, self._me, session, lost, path, near, received, read_back)
                 # Let nobody drop what another rank may still have to be given again: wait until all have everything.
                 session.vote(torch.zeros(1, dtype=torch.float64))
             case _:
                 assert_never(restore)
+        progress.copying("restoring", 0, 0)
         fresh.arrived = None
         fresh.generation = session.generation
         self.holdings = fresh

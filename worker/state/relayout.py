@@ -21,7 +21,7 @@ from orchestrator.domain.layout import Move
 from orchestrator.domain.profile import BLOCK, Interval, Profile
 from orchestrator.domain.spec import JobSpec
 
-from ..checkpoint.reader import read, restore
+from ..checkpoint.reader import Progress, read, restore
 from ..checkpoint.tier import Tier
 from ..faultpoints import faultpoint
 from ..parallel.data import Messages, Posted
@@ -30,6 +30,8 @@ from .holdings import KINDS, Holdings
 
 MESSAGE = 5440 * BLOCK
 """Elements in one message at most: 4 MiB of state."""
+STATE_BYTES = 12
+"""Of one element."""
 IN_FLIGHT = 3
 """Rounds of messages posted at once."""
 
@@ -60,16 +62,20 @@ def from_seed(holdings: Holdings, program: Program, spec: JobSpec, profile: Prof
                 holdings.fill(interval, values)
 
 
-def from_checkpoint(holdings: Holdings, path: Path, near: Tier | None = None) -> None:
+def _untold(done: int, total: int) -> None:
+    """Bytes so far, and of all."""
+
+
+def from_checkpoint(holdings: Holdings, path: Path, near: Tier | None = None, progress: Progress = _untold) -> None:
     """near: a tier to look in first.
 
     For step 0, where a job begins anew with the weights of another, moments are zero. Raises CheckpointCorrupt."""
     kinds = KINDS if holdings.step else KINDS[:1]
     if holdings.state.device.type == "cpu" and kinds == KINDS:  # where it is wanted, without a copy between
-        restore(path, holdings.pieces, holdings.state, holdings.gradient, near)
+        restore(path, holdings.pieces, holdings.state, holdings.gradient, near, progress)
         holdings.note(holdings.intervals)
         return
-    pieces = read(path, holdings.intervals, kinds=kinds, near=near)
+    pieces = read(path, holdings.intervals, kinds=kinds, near=near, progress=progress)
     for interval in holdings.intervals:
         values = torch.zeros(len(KINDS), len(interval), dtype=torch.float32)
         for row, kind in enumerate(kinds):
@@ -92,12 +98,15 @@ def from_memory(
     lost: Sequence[Interval] = (),
     checkpoint: Path | None = None,
     near: Tier | None = None,
+    received: Progress = _untold,
+    read_back: Progress = _untold,
 ) -> None:
     """Keep what this device has in `stores`, exchange the rest. Every rank of the generation is given the same moves.
 
     `holdings` may be one of the stores, where what is there stays. lost: what is in nobody's memory and is read from a
-    checkpoint of the same state. Raises NotHeld where the stores lack an interval this device is the source of, or the new
-    layout is not filled whole, and CheckpointCorrupt; whatever it raises, `holdings.arrived` says what came.
+    checkpoint of the same state. received, read_back: take bytes so far and of all. Raises NotHeld where the stores lack an
+    interval this device is the source of, or the new layout is not filled whole, and CheckpointCorrupt; whatever it
+    raises, `holdings.arrived` says what came.
     """
     outgoing = _outgoing(stores, moves, me, session.ranks)
     incoming: dict[Rank, list[Interval]] = defaultdict(list)
@@ -109,16 +118,18 @@ def from_memory(
             holdings.keep(store)
     # Before anything is exchanged: where it cannot be read nobody has waited for a transfer in vain.
     if checkpoint is not None and lost:
-        _read_lost(holdings, lost, checkpoint, near)
+        _read_lost(holdings, lost, checkpoint, near, read_back)
     coming = [interval for intervals in incoming.values() for interval in intervals]
     missing = sum(map(len, holdings.lacking(coming)))
     if missing:
         raise NotHeld(f"{me} has no source for {missing} elements of its layout; restore from a checkpoint")
-    _move(stores, holdings, outgoing, incoming, session)
+    _move(stores, holdings, outgoing, incoming, session, received)
 
 
-def _read_lost(holdings: Holdings, lost: Sequence[Interval], checkpoint: Path, near: Tier | None) -> None:
-    found = read(checkpoint, lost, near=near)
+def _read_lost(
+    holdings: Holdings, lost: Sequence[Interval], checkpoint: Path, near: Tier | None, progress: Progress
+) -> None:
+    found = read(checkpoint, lost, near=near, progress=progress)
     for interval in lost:
         holdings.fill(interval, torch.stack([found[interval, kind] for kind in KINDS]))
 
@@ -152,15 +163,18 @@ def _move(
     outgoing: Mapping[Rank, Sequence[Interval]],
     incoming: Mapping[Rank, Sequence[Interval]],
     exchange: Exchange,
+    progress: Progress = _untold,
 ) -> None:
     """Message by message, in order of rank and of moves, so that both ends agree without another word."""
     to = {rank: messages(outgoing[rank], MESSAGE) for rank in sorted(outgoing)}
     of = {rank: messages(incoming[rank], MESSAGE) for rank in sorted(incoming)}
     under_way: deque[_Round] = deque()
+    total, done = sum(map(_total, incoming.values())), 0
     try:
         for number in range(max(map(len, (*to.values(), *of.values())), default=0)):
             if len(under_way) == IN_FLIGHT:
-                _land(holdings, under_way)
+                done += _land(holdings, under_way)
+                progress(done * STATE_BYTES, total * STATE_BYTES)
             sends = [(rank, packed(stores, cut[number])) for rank, cut in to.items() if number < len(cut)]
             coming = [(rank, cut[number]) for rank, cut in of.items() if number < len(cut)]
             landings = [torch.empty(3, _total(cut), device=_device(stores, holdings)) for _, cut in coming]
@@ -169,7 +183,8 @@ def _move(
                 faultpoint("in_transfer")
             under_way.append(_Round(posted, [(cut, values) for (_, cut), values in zip(coming, landings, strict=True)]))
         while under_way:
-            _land(holdings, under_way)
+            done += _land(holdings, under_way)
+            progress(done * STATE_BYTES, total * STATE_BYTES)
     except BaseException:
         for one in under_way:
             for (cut, values), is_whole in zip(one.arriving, one.posted.landed(), strict=True):
@@ -178,10 +193,13 @@ def _move(
         raise
 
 
-def _land(holdings: Holdings | None, under_way: deque[_Round]) -> None:
+def _land(holdings: Holdings | None, under_way: deque[_Round]) -> int:
+    """Elements that have arrived."""
     under_way[0].posted.wait()
-    for cut, values in under_way.popleft().arriving:
+    arriving = under_way.popleft().arriving
+    for cut, values in arriving:
         _spread(holdings, cut, values)
+    return sum(_total(cut) for cut, _ in arriving)
 
 
 def _outgoing(

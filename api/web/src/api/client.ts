@@ -1,0 +1,125 @@
+// The generated shapes under short names, and one way to ask: an answer, or a Problem that says what is wrong in words.
+
+import createClient from "openapi-fetch";
+import type { components, paths } from "./schema";
+
+type Shapes = components["schemas"];
+export type JobSummary = Shapes["JobSummary"];
+export type JobView = Shapes["JobView"];
+export type StepView = Shapes["StepView"];
+export type EventView = Shapes["EventView"];
+export type IncidentView = Shapes["IncidentView"];
+export type PlanView = Shapes["PlanView"];
+export type SeatView = Shapes["SeatView"];
+export type NodeView = Shapes["NodeView"];
+export type FaultView = Shapes["FaultView"];
+export type ForecastView = Shapes["ForecastView"];
+export type ServerView = Shapes["ServerView"];
+export type JobStatus = Shapes["JobStatus"];
+
+const api = createClient<paths>({ baseUrl: globalThis.location?.origin ?? "" });
+
+export interface FieldProblem {
+  field: string;
+  message: string;
+}
+
+export class Problem extends Error {
+  constructor(
+    message: string,
+    readonly status: number,
+    readonly fields: readonly FieldProblem[] = [],
+  ) {
+    super(message);
+  }
+}
+
+interface Answer<T> {
+  data?: T;
+  error?: unknown;
+  response: Response;
+}
+
+/** The data of an answer. Throws Problem, also where nobody answered. */
+async function asked<T>(asking: Promise<Answer<T>>): Promise<T> {
+  let answer: Answer<T>;
+  try {
+    answer = await asking;
+  } catch {
+    throw new Problem("the server does not answer; it may be restarting", 0);
+  }
+  if (answer.response.ok) return answer.data as T;
+  throw problemOf(answer.error, answer.response.status);
+}
+
+function problemOf(body: unknown, status: number): Problem {
+  if (typeof body !== "object" || body === null) return new Problem(`the server answered ${status}`, status);
+  const said = body as { detail?: unknown; errors?: unknown };
+  const detail = typeof said.detail === "string" ? said.detail : `the server answered ${status}`;
+  const fields = Array.isArray(said.errors) ? (said.errors as FieldProblem[]) : [];
+  return new Problem(detail, status, fields);
+}
+
+/** Of a request that may be sent again without being done twice. */
+export function newKey(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+// --- what is asked, by name; shapes are those of the document, which openapi-fetch loosens on their way ------------------------
+
+export type JobPage = Shapes["JobPage"];
+type Accepted = Shapes["AcceptedView"];
+
+/** A job file, as it was written: JSON or YAML. */
+export function submit(text: string, key: string): Promise<Shapes["SubmittedView"]> {
+  return asked(
+    api.POST("/api/v1/jobs", {
+      body: text as never,
+      bodySerializer: (body: unknown) => body as string,
+      params: { header: { "Idempotency-Key": key } },
+      headers: { "Content-Type": "application/yaml" },
+    }),
+  );
+}
+
+export function listJobs(limit: number, cursor: string | null, states: readonly JobStatus[]): Promise<JobPage> {
+  const query = { limit, ...(cursor ? { cursor } : {}), ...(states.length ? { state: [...states] } : {}) };
+  return asked(api.GET("/api/v1/jobs", { params: { query } }));
+}
+
+export function getJob(job: string): Promise<JobView> {
+  return asked(api.GET("/api/v1/jobs/{job_id}", { params: { path: { job_id: job } } })) as Promise<JobView>;
+}
+
+export function stepsOf(job: string, since: number, limit: number): Promise<StepView[]> {
+  return asked(api.GET("/api/v1/jobs/{job_id}/metrics", { params: { path: { job_id: job }, query: { since: String(since), limit } } }));
+}
+
+/** Where entries are gone, one of type gap stands in their place. */
+export function historyOf(job: string, since: number, limit: number): Promise<EventView[]> {
+  const params = { path: { job_id: job }, query: { since: String(since), limit } };
+  return asked(api.GET("/api/v1/jobs/{job_id}/events", { params, headers: { Accept: "application/json" } })) as Promise<EventView[]>;
+}
+
+/** Of a rank of the current generation; null: of the one that failed, or the first. */
+export function logOf(job: string, rank: number | null, tail: number): Promise<string> {
+  const params = { path: { job_id: job }, query: { tail, ...(rank === null ? {} : { rank }) } };
+  return asked(api.GET("/api/v1/jobs/{job_id}/logs", { params, parseAs: "text" })) as Promise<string>;
+}
+
+export function resize(job: string, target: number): Promise<Accepted> {
+  return asked(api.PATCH("/api/v1/jobs/{job_id}", { params: { path: { job_id: job } }, body: { target } }));
+}
+
+export function cancel(job: string): Promise<Accepted> {
+  return asked(api.POST("/api/v1/jobs/{job_id}:cancel", { params: { path: { job_id: job } } }));
+}
+
+export function checkpointNow(job: string): Promise<Accepted> {
+  return asked(api.POST("/api/v1/jobs/{job_id}:checkpoint", { params: { path: { job_id: job } } }));
+}
+
+export function serverOf(): Promise<ServerView> {
+  return asked(api.GET("/api/v1/version"));
+}

@@ -1,0 +1,72 @@
+// The frame of every page: where one can go, whether what is shown is true, and the page itself.
+
+import { serverOf } from "./api/client";
+import { useAsked } from "./asking";
+import { useStore } from "./live/store";
+import { LinkMark, Notices, StaleBanner } from "./parts/notices";
+import { ThemeButton } from "./parts/theme";
+import { JobPage } from "./pages/job";
+import { JobsPage } from "./pages/jobs";
+import { place } from "./router";
+
+export function App() {
+  const { path } = useStore(place);
+  const server = useAsked(serverOf, "");
+  return (
+    <>
+      <a class="skip" href="#main">
+        Skip to the page
+      </a>
+      <header class="bar-top">
+        <a class="brand" href="/">
+          <Mark /> Everstep
+        </a>
+        <nav aria-label="Pages">
+          <Tab href="/jobs" isHere={path === "/" || path.startsWith("/jobs")} label="Jobs" />
+        </nav>
+        <span class="spring" />
+        <LinkMark />
+        <ThemeButton />
+      </header>
+      <StaleBanner />
+      <main id="main">{pageOf(path)}</main>
+      <footer class="foot">Everstep {server.data?.version ?? ""}</footer>
+      <Notices />
+    </>
+  );
+}
+
+function Tab({ href, isHere, label }: { href: string; isHere: boolean; label: string }) {
+  return (
+    <a href={href} aria-current={isHere ? "page" : undefined}>
+      {label}
+    </a>
+  );
+}
+
+function Mark() {
+  return (
+    <svg viewBox="0 0 32 32" width="22" height="22" aria-hidden="true">
+      <rect width="32" height="32" rx="7" class="mark-ground" />
+      <path d="M6 24h6v-5h6v-5h6V8" class="mark-steps" />
+    </svg>
+  );
+}
+
+function pageOf(path: string) {
+  const [, first, id, part = ""] = path.split("/");
+  if (path === "/" || path === "/jobs") return <JobsPage />;
+  if (first === "jobs" && id) return <JobPage key={id} id={decodeURIComponent(id)} part={part} />;
+  return <Lost />;
+}
+
+function Lost() {
+  return (
+    <>
+      <h1 tabIndex={-1}>There is no such page</h1>
+      <p>
+        <a href="/jobs">All jobs</a>
+      </p>
+    </>
+  );
+}

@@ -1,0 +1,3 @@
+// What the bundler makes of files that are no programs.
+
+declare module "*.css";

@@ -1,0 +1,13 @@
+import { render } from "preact";
+import { App } from "./app";
+import { link } from "./live/link";
+import { applyTheme } from "./parts/theme";
+import { start } from "./router";
+import "./styles/tokens.css";
+import "./styles/base.css";
+import "./styles/parts.css";
+
+applyTheme();
+start();
+link.connect();
+render(<App />, document.getElementById("app") as HTMLElement);

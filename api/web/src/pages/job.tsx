@@ -1,0 +1,120 @@
+// One job: who it is, how it is, what can be done about it, and its parts below (overview, map, incidents, events).
+
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { cancel, checkpointNow, getJob, type JobView } from "../api/client";
+import { useAsked } from "../asking";
+import { JobLog } from "../live/joblog";
+import { link } from "../live/link";
+import { useStore } from "../live/store";
+import { Loading, Progress, Status, Trouble } from "../parts/basics";
+import { Dialog } from "../parts/dialog";
+import { count, duration } from "../words";
+import { Events } from "./events";
+import { Overview } from "./overview";
+import { ScaleDialog } from "./scale";
+
+const PARTS = [
+  { name: "", label: "Overview" },
+  { name: "events", label: "Events and logs" },
+] as const;
+const OVER = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
+
+export function JobPage({ id, part }: { id: string; part: string }) {
+  const first = useAsked(() => getJob(id), id);
+  const told = useStore(link.jobs).get(id);
+  const job = told ?? first.data;
+  const log = useMemo(() => new JobLog(id), [id]);
+  const isKnown = job !== null;
+  useEffect(() => {
+    if (!isKnown) return;
+    void log.start();
+    return () => log.stop();
+  }, [log, isKnown]);
+  useEffect(() => {
+    document.title = `${job?.name ?? "Job"} · Everstep`;
+  }, [job?.name]);
+  if (!job) return first.problem ? <Unknown message={<Trouble problem={first.problem} />} /> : <Loading lines={8} />;
+  return (
+    <>
+      <Head job={job} />
+      <nav class="tabs" aria-label="Parts of this job">
+        {PARTS.map((one) => (
+          <a key={one.name} href={one.name ? `/jobs/${id}/${one.name}` : `/jobs/${id}`} aria-current={one.name === part ? "page" : undefined}>
+            {one.label}
+          </a>
+        ))}
+      </nav>
+      {part === "events" ? <Events job={job} log={log} /> : <Overview job={job} log={log} />}
+    </>
+  );
+}
+
+function Unknown({ message }: { message: preact.ComponentChildren }) {
+  return (
+    <>
+      <h1 tabIndex={-1}>Job</h1>
+      {message}
+      <p>
+        <a href="/jobs">All jobs</a>
+      </p>
+    </>
+  );
+}
+
+function Head({ job }: { job: JobView }) {
+  const [asking, setAsking] = useState<"scale" | "cancel" | "checkpoint" | null>(null);
+  const close = () => setAsking(null);
+  const isOver = OVER.has(job.status);
+  const left = job.typical_step_s ? (job.steps - job.step) * job.typical_step_s : null;
+  return (
+    <header class="job-head">
+      <div class="heading">
+        <div>
+          <h1 tabIndex={-1}>
+            {job.name} <Status word={job.status} />
+          </h1>
+          <p class="id">
+            {job.id}
+            {job.generation ? ` · generation ${job.generation}` : ""}
+          </p>
+        </div>
+        {isOver ? null : (
+          <div class="actions">
+            <button type="button" onClick={() => setAsking("scale")}>
+              Scale
+            </button>
+            <button type="button" onClick={() => setAsking("checkpoint")}>
+              Checkpoint now
+            </button>
+            <button type="button" class="danger" onClick={() => setAsking("cancel")}>
+              Cancel job
+            </button>
+          </div>
+        )}
+      </div>
+      {job.reason && !job.failure ? <p class="reason">{job.reason}</p> : null}
+      {job.at_risk ? <p class="reason warn">At risk: {job.at_risk}</p> : null}
+      <div class="progress-line">
+        <Progress done={job.step} of={job.steps} word={job.status} />
+        <span>
+          step <strong>{count(job.step)}</strong> of {count(job.steps)}
+          {!isOver && left !== null ? `, ${duration(left)} left` : ""}
+        </span>
+      </div>
+      {asking === "scale" ? <ScaleDialog job={job} close={close} /> : null}
+      {asking === "checkpoint" ? (
+        <Dialog title="Make a checkpoint now?" verb="Make it" close={close} act={async () => (await checkpointNow(job.id)).message}>
+          <p>The next step is saved as soon as it is committed. Training waits for no more than the copy in memory.</p>
+        </Dialog>
+      ) : null}
+      {asking === "cancel" ? (
+        <Dialog title={`Cancel ${job.name}?`} verb="Cancel the job" isDangerous close={close} act={async () => (await cancel(job.id)).message}>
+          <p>
+            It ends at step {count(job.step)} and gives its devices back. A cancelled job cannot go on; a new one can begin from its newest checkpoint
+            {job.checkpoint ? `, of step ${count(job.checkpoint.step)}` : ", of which there is none yet"}.
+          </p>
+        </Dialog>
+      ) : null}
+    </header>
+  );
+}

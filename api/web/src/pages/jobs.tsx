@@ -1,0 +1,129 @@
+// All jobs: newest first, by state, each line live; and a form that submits a job file.
+
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { listJobs, type JobStatus, type JobSummary } from "../api/client";
+import { useAsked } from "../asking";
+import { link } from "../live/link";
+import { useStore } from "../live/store";
+import { Empty, Loading, Progress, Status, Table, Trouble } from "../parts/basics";
+import { go, place } from "../router";
+import { age, compact, fixed } from "../words";
+import { SubmitDialog } from "./submit";
+
+const PAGE = 50;
+const GROUPS: readonly { name: string; label: string; states: readonly JobStatus[] }[] = [
+  { name: "all", label: "All", states: [] },
+  { name: "active", label: "Active", states: ["STARTING", "RUNNING", "RECOVERING", "RESIZING", "STOPPING"] },
+  { name: "waiting", label: "Waiting", states: ["PENDING"] },
+  { name: "succeeded", label: "Succeeded", states: ["SUCCEEDED"] },
+  { name: "failed", label: "Failed", states: ["FAILED"] },
+  { name: "cancelled", label: "Cancelled", states: ["CANCELLED"] },
+];
+
+export function JobsPage() {
+  const { query } = useStore(place);
+  const group = GROUPS.find((one) => one.name === query.get("state")) ?? GROUPS[0]!;
+  const [isSubmitting, setSubmitting] = useState(false);
+  useEffect(() => {
+    document.title = "Jobs · Everstep";
+  }, []);
+  return (
+    <>
+      <div class="heading">
+        <h1 tabIndex={-1}>Jobs</h1>
+        <button type="button" class="primary" onClick={() => setSubmitting(true)}>
+          Submit a job
+        </button>
+      </div>
+      <nav class="filters" aria-label="Jobs by state">
+        {GROUPS.map((one) => (
+          <a key={one.name} href={one.name === "all" ? "/jobs" : `/jobs?state=${one.name}`} aria-current={one === group ? "true" : undefined}>
+            {one.label}
+          </a>
+        ))}
+      </nav>
+      <Listed key={group.name} states={group.states} submit={() => setSubmitting(true)} />
+      {isSubmitting ? <SubmitDialog close={() => setSubmitting(false)} then={(job) => go(`/jobs/${job}`)} /> : null}
+    </>
+  );
+}
+
+function Listed({ states, submit }: { states: readonly JobStatus[]; submit: () => void }) {
+  const [pages, setPages] = useState<{ jobs: readonly JobSummary[]; next: string | null }>({ jobs: [], next: null });
+  const first = useAsked(() => listJobs(PAGE, null, states), states.join());
+  useEffect(() => {
+    if (first.data) setPages({ jobs: first.data.jobs, next: first.data.next_cursor });
+  }, [first.data]);
+  const summaries = useStore(link.summaries);
+  const jobs = useMemo(() => merged(pages.jobs, summaries, states), [pages, summaries, states]);
+  const more = async () => {
+    const found = await listJobs(PAGE, pages.next, states);
+    setPages((before) => ({ jobs: [...before.jobs, ...found.jobs], next: found.next_cursor }));
+  };
+  if (first.problem) return <Trouble problem={first.problem} />;
+  if (first.isLoading) return <Loading lines={6} />;
+  if (jobs.length === 0) return <Nothing isFiltered={states.length > 0} submit={submit} />;
+  return (
+    <>
+      <Table label="Jobs" head={["Job", "State", "Progress", "#Loss", "#Tokens/s", "#Recoveries", "Plan", "#Age"]}>
+        {jobs.map((job) => (
+          <Row key={job.id} job={job} />
+        ))}
+      </Table>
+      {pages.next ? (
+        <button type="button" class="quiet more" onClick={more}>
+          Show older jobs
+        </button>
+      ) : null}
+    </>
+  );
+}
+
+function Row({ job }: { job: JobSummary }) {
+  return (
+    <tr>
+      <th scope="row">
+        <a href={`/jobs/${job.id}`}>{job.name}</a>
+        <small class="id">{job.id}</small>
+      </th>
+      <td>
+        <Status word={job.status} />
+        {job.status === "PENDING" || job.status === "FAILED" ? <small class="why">{job.reason}</small> : null}
+      </td>
+      <td class="steps">
+        <Progress done={job.step} of={job.steps} word={job.status} />
+        <small>
+          {compact(job.step)} of {compact(job.steps)}
+        </small>
+      </td>
+      <td class="number">{fixed(job.loss, 4)}</td>
+      <td class="number">{job.tokens_per_s ? compact(job.tokens_per_s) : "–"}</td>
+      <td class="number">{job.recoveries || "–"}</td>
+      <td class="plan">{job.plan_summary?.split(" on ")[0] ?? "–"}</td>
+      <td class="number">{age(job.created_at)}</td>
+    </tr>
+  );
+}
+
+function Nothing({ isFiltered, submit }: { isFiltered: boolean; submit: () => void }) {
+  if (isFiltered) return <Empty title="No job is in such a state." />;
+  return (
+    <Empty title="No job has been submitted yet.">
+      <p>
+        Submit a job file here, or <code>everstep submit worker/examples/byte-gpt.yaml</code> in a terminal.
+      </p>
+      <button type="button" class="primary" onClick={submit}>
+        Submit a job
+      </button>
+    </Empty>
+  );
+}
+
+/** What was listed, as it is now, and those that have come since; ids grow with time. */
+function merged(listed: readonly JobSummary[], live: ReadonlyMap<string, JobSummary>, states: readonly JobStatus[]): JobSummary[] {
+  const all = new Map(listed.map((job) => [job.id, job]));
+  const oldest = listed.at(-1)?.id ?? "";
+  for (const job of live.values()) if (all.has(job.id) || job.id > oldest) all.set(job.id, job);
+  const isShown = (job: JobSummary) => states.length === 0 || states.includes(job.status as JobStatus);
+  return [...all.values()].filter(isShown).sort((a, b) => (a.id < b.id ? 1 : -1));
+}

@@ -1,0 +1,123 @@
+// A line over steps or time: uPlot for axes and cursor, and drawn below its line whatever does not count any more.
+
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import { useStore } from "../live/store";
+import { colour, isDark } from "./theme";
+
+export interface Line {
+  x: readonly number[];
+  y: readonly (number | null)[];
+}
+
+/** A place on the x axis that explains what the line does there. */
+export interface Mark {
+  x: number;
+  label: string;
+  colour: string;
+}
+
+interface Props {
+  title: string;
+  /** In words what the picture shows, for those who do not see it. */
+  summary: string;
+  line: Line;
+  /** Drawn in grey: what was committed and run again. */
+  ghosts?: readonly Line[];
+  marks?: readonly Mark[];
+  colour?: string;
+  format: (value: number) => string;
+  x?: "step" | "time";
+  /** Where less than nothing is impossible and nothing is worth seeing. */
+  fromZero?: boolean;
+}
+
+const HEIGHT = 220;
+
+export function Chart(props: Props) {
+  const box = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const latest = useRef(props);
+  latest.current = props;
+  const dark = useStore(isDark);
+
+  useLayoutEffect(() => {
+    const host = box.current;
+    if (!host) return;
+    const made = new uPlot(options(latest, host.clientWidth), dataOf(latest.current.line), host);
+    plot.current = made;
+    const resized = new ResizeObserver(() => made.setSize({ width: host.clientWidth, height: HEIGHT }));
+    resized.observe(host);
+    return () => {
+      resized.disconnect();
+      made.destroy();
+    };
+  }, [dark]);
+  useEffect(() => plot.current?.setData(dataOf(props.line)), [props.line, props.ghosts, props.marks]);
+
+  return (
+    <figure class="chart">
+      <figcaption>{props.title}</figcaption>
+      <div ref={box} role="img" aria-label={`${props.title}: ${props.summary}`} />
+    </figure>
+  );
+}
+
+function dataOf(line: Line): uPlot.AlignedData {
+  return [line.x as number[], line.y as (number | null)[]];
+}
+
+function options(latest: { current: Props }, width: number): uPlot.Options {
+  const { format, x, colour: name, fromZero } = latest.current;
+  const stroke = colour(name ?? "accent");
+  const axis = { stroke: colour("muted"), font: "12px system-ui", grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false } };
+  return {
+    width,
+    height: HEIGHT,
+    padding: [12, 12, 0, 0],
+    scales: { x: { time: x === "time" }, y: fromZero ? { range: { min: { hard: 0, mode: 1, soft: 0 }, max: { pad: 0.1 } } } : {} },
+    cursor: { points: { size: 6, fill: stroke }, drag: { x: true, y: false } },
+    legend: { live: true },
+    axes: [
+      { ...axis, space: 64, size: 30 },
+      { ...axis, size: 56, values: (_, ticks) => ticks.map(format) },
+    ],
+    series: [
+      { label: x === "time" ? "time" : "step" },
+      { label: latest.current.title, stroke, width: 1.75, value: (_, value) => (value === null ? "–" : format(value)), points: { show: false } },
+    ],
+    hooks: { drawClear: [(plot) => drawBelow(plot, latest.current)] },
+  };
+}
+
+function drawBelow(plot: uPlot, { ghosts = [], marks = [] }: Props): void {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  const ratio = devicePixelRatio;
+  for (const mark of marks) {
+    const at = plot.valToPos(mark.x, "x", true);
+    ctx.strokeStyle = colour(mark.colour);
+    ctx.lineWidth = ratio;
+    ctx.setLineDash([4 * ratio, 3 * ratio]);
+    ctx.beginPath();
+    ctx.moveTo(at, bbox.top);
+    ctx.lineTo(at, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.setLineDash([]);
+  ctx.strokeStyle = colour("ghost");
+  ctx.lineWidth = 2 * ratio;
+  for (const ghost of ghosts) {
+    ctx.beginPath();
+    ghost.x.forEach((value, place) => {
+      const y = ghost.y[place];
+      if (y !== null && y !== undefined) ctx.lineTo(plot.valToPos(value, "x", true), plot.valToPos(y, "y", true));
+    });
+    ctx.stroke();
+  }
+  ctx.restore();
+}

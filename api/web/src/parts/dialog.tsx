@@ -1,0 +1,56 @@
+// A modal question: a native dialog, so that Escape, focus and what lies behind are the browser's business.
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { Problem } from "../api/client";
+import { notify } from "./notices";
+import { Trouble } from "./basics";
+
+interface Props {
+  title: string;
+  /** What the button that does it says. */
+  verb: string;
+  isDangerous?: boolean;
+  isWide?: boolean;
+  children: ComponentChildren;
+  /** What to say when it is done. Its Problem is shown, and the dialog stays. */
+  act: () => Promise<string>;
+  close: () => void;
+}
+
+export function Dialog({ title, verb, isDangerous, isWide, children, act, close }: Props) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const [problem, setProblem] = useState<Problem | null>(null);
+  const [isBusy, setBusy] = useState(false);
+  useEffect(() => {
+    dialog.current?.showModal();
+  }, []);
+  const submit = async (event: Event) => {
+    event.preventDefault();
+    setBusy(true);
+    try {
+      notify(await act());
+      dialog.current?.close();
+    } catch (caught) {
+      setProblem(caught as Problem);
+    }
+    setBusy(false);
+  };
+  return (
+    <dialog ref={dialog} class={isWide ? "wide" : ""} onClose={close} aria-labelledby="dialog-title">
+      <form onSubmit={submit}>
+        <h2 id="dialog-title">{title}</h2>
+        {children}
+        {problem ? <Trouble problem={problem} /> : null}
+        <footer>
+          <button type="button" class="quiet" onClick={() => dialog.current?.close()}>
+            Cancel
+          </button>
+          <button type="submit" class={isDangerous ? "danger" : "primary"} disabled={isBusy}>
+            {verb}
+          </button>
+        </footer>
+      </form>
+    </dialog>
+  );
+}
