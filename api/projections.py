@@ -19,7 +19,7 @@ from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.job import Cancelled, Failed, Incident, JobRecord, Reforming, Running, Starting, Succeeded
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.quarantine import Quarantine
-from orchestrator.domain.status import RESIZES, contact_of, reason_of, status_of
+from orchestrator.domain.status import RESIZES, aside_of, reason_of, status_of
 from orchestrator.ports import Gap
 
 from . import views
@@ -188,7 +188,7 @@ def _summary(record: JobRecord) -> dict[str, object]:
         "id": record.id,
         "name": record.spec.name,
         "status": status_of(record.state).value,
-        "reason": contact_of(record) or reason_of(record.state),
+        "reason": aside_of(record) or reason_of(record.state),
         "generation": record.generation,
         "step": record.committed,
         "steps": record.spec.train.steps,

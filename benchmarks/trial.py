@@ -22,7 +22,7 @@ QUIET_STEPS = 12
 """Undisturbed steps before each failure."""
 QUIET_ATTEMPTS = 5
 RECOVER_S = 120.0
-RESIZES = frozenset({"grow", "shrink"})
+RESIZES = frozenset({"grow", "shrink", "balance"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,19 @@ def slept_s() -> float:
     return _slept_s
 
 
+def computed_s() -> float:
+    """By this thread so far, what it only pretended to compute included."""
+    return time.thread_time() + _slept_s
+
+
+def pretend(seconds: float) -> None:
+    """To compute for so long."""
+    global _slept_s
+    if seconds > 0:
+        time.sleep(seconds)
+        _slept_s += seconds
+
+
 class Pace:
     """layer_s: seconds that a layer takes for one micro-batch, both ways, on a device of speed 1; 0: no pretence.
 
@@ -49,8 +62,4 @@ REAL = Pace(0.0, "", 0, 1)
 
 
 def _sleep_until(due: float) -> None:
-    global _slept_s
-    left_s = due - time.monotonic()
-    if left_s > 0:
-        time.sleep(left_s)
-        _slept_s += left_s
+    pretend(due - time.monotonic())

@@ -23,7 +23,7 @@ from orchestrator.domain.plan import Plan, Seat
 from orchestrator.domain.protocol import FaultCarriedOut
 
 from . import faultpoints
-from .emulation import slept_s
+from .emulation import computed_s, pretend
 from .page.writer import PageWriter
 from .parallel.sabotage import BadLink
 
@@ -155,7 +155,7 @@ class Faults:
             case FaultKind.SLOW:
                 self._factor = fault.factor or FACTOR
                 self._slow_until = time.monotonic() + (fault.duration_s or SLOW_S)
-                self._computed_s = _computed_s()
+                self._computed_s = computed_s()
                 self._tell(fault, f"{self._factor:g} times slower from step {step} on", step)
             case FaultKind.NAN | FaultKind.BIT_FLIP:
                 self._spoil(fault, where, step)
@@ -175,20 +175,15 @@ class Faults:
             self._tell(fault, f"{done} {where}", step)
 
     def _dawdle(self) -> None:
-        now = _computed_s()
-        computed, self._computed_s = now - self._computed_s, now
+        computed = computed_s() - self._computed_s
         if time.monotonic() >= self._slow_until:
             self._slow_until = 0.0
             return
-        time.sleep(min((self._factor - 1) * computed, MAX_PAUSE_S))
+        pretend(min((self._factor - 1) * computed, MAX_PAUSE_S))
+        self._computed_s = computed_s()
 
     def _tell(self, fault: FaultRequested, message: str, step: Step, *, refused: bool = False) -> None:
         self._say(FaultCarriedOut(id=fault.id, message=message, at=time.time(), step=step, refused=refused))
-
-
-def _computed_s() -> float:
-    """By this thread so far, what it only pretended to compute included."""
-    return time.thread_time() + slept_s()
 
 
 def _is_due(fault: FaultRequested, point: str, step: Step) -> bool:

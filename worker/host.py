@@ -352,6 +352,8 @@ class Host:
             case Passed(generation=generation, answer=answer):
                 if generation > self._first_step[0]:
                     self._first_step = generation, time.monotonic()
+                if computed_s := seat.page.computed_s():
+                    self._outbox.add_pace(generation, seat.device, computed_s)
                 if self._outbox.add_passed(generation, answer, time.time()):
                     self._isolation.commit(time.monotonic())
             case RankReported(report=report):

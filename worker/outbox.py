@@ -12,9 +12,10 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import median
 
 from orchestrator.domain.generation import Answer
-from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.protocol import CopiesSeen, Envelope, HostEvent, RankExited, StepsPassed
 
 TICK_S = 0.5
@@ -42,6 +43,8 @@ class Outbox:
         self._delivered = 0
         self._routine: list[tuple[Generation, Answer, float]] = []
         self._seen: dict[Generation, Step] = {}
+        self._paces: dict[Device, list[float]] = {}
+        self._paces_of = Generation(0)
         self._timer: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
 
@@ -75,6 +78,12 @@ class Outbox:
             delay_s = FIRST_S if before is None else TICK_S - time.time() % TICK_S
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._flush_and_wake)
         return True
+
+    def add_pace(self, generation: Generation, device: Device, computed_s: float) -> None:
+        """How long a rank has computed for a micro-batch; it travels with the next steps that passed."""
+        if generation != self._paces_of:
+            self._paces, self._paces_of = {}, generation
+        self._paces.setdefault(device, []).append(computed_s)
 
     def wake(self) -> None:
         """Have every waiting fetch return."""
@@ -124,8 +133,15 @@ class Outbox:
                     generation=generation,
                     answers=tuple(answer for _, answer, _ in same),
                     at=tuple(at for _, _, at in same),
+                    paces=self._take_paces(generation),
                 )
             )
+
+    def _take_paces(self, generation: Generation) -> dict[Device, float]:
+        if generation != self._paces_of:
+            return {}
+        paces, self._paces = self._paces, {}
+        return {device: median(found) for device, found in paces.items()}
 
     def _append_steps(self, steps: StepsPassed) -> None:
         last = self._kept[-1].envelope if self._kept else None
@@ -137,6 +153,7 @@ class Outbox:
                     generation=steps.generation,
                     answers=(before.answers + steps.answers)[-MAX_ANSWERS:],
                     at=(before.at + steps.at)[-MAX_ANSWERS:],
+                    paces={**before.paces, **steps.paces},
                 )
                 self._kept[-1] = replace(self._kept[-1], envelope=replace(last, event=merged))
                 return

@@ -44,6 +44,10 @@ class Progress(Protocol):
         """Called before the vote's first message leaves."""
         ...
 
+    def computed(self, seconds: float) -> None:
+        """Called before `passed`: how long this rank has computed for a micro-batch; 0.0 where that says nothing."""
+        ...
+
     def passed(self, answer: Answer) -> None:
         """Called as soon as the vote is known to have passed, before anything is updated."""
         ...
@@ -83,6 +87,9 @@ class Relay:
     def voted(self, step: Step) -> None:
         self._to.voted(step)
 
+    def computed(self, seconds: float) -> None:
+        self._to.computed(seconds)
+
     def passed(self, answer: Answer) -> None:
         self._to.passed(answer)
 
@@ -106,6 +113,8 @@ class Unwatched:
     def copying(self, what: Copied, done: int, total: int) -> None: ...
 
     def voted(self, step: Step) -> None: ...
+
+    def computed(self, seconds: float) -> None: ...
 
     def passed(self, answer: Answer) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import typer
 
 from api.client import ApiError, Client, JobView
 from api.client.client import read_job_file
-from api.views import TERMINAL
+from api.views import TERMINAL, AcceptedView
 
 from . import render
 from .follow import follow
@@ -43,6 +44,8 @@ class State(StrEnum):
     RECOVERING = "RECOVERING"
     RESIZING = "RESIZING"
     STOPPING = "STOPPING"
+    PAUSING = "PAUSING"
+    PAUSED = "PAUSED"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -56,6 +59,8 @@ def register(app: typer.Typer) -> None:
     app.command()(logs)
     app.command()(wait)
     app.command()(scale)
+    app.command()(pause)
+    app.command()(resume)
     app.command()(cancel)
 
 
@@ -190,14 +195,28 @@ def wait(
 
 def cancel(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
     """Stop a job; it ends CANCELLED and keeps its checkpoints."""
+    _ask(ctx, job, Client.cancel, "wait", as_json)
+
+
+def pause(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
+    """Have a job saved and its devices given up; it goes on from there when it is resumed, and no step is lost."""
+    _ask(ctx, job, Client.pause, "resume", as_json)
+
+
+def resume(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
+    """Have a paused job go on."""
+    _ask(ctx, job, Client.resume, "events -f", as_json)
+
+
+def _ask(ctx: typer.Context, job: str, what: Callable[[Client, str], AcceptedView], then: str, as_json: bool) -> None:
     client = session_of(ctx).client()
     job_id = find_job(client, job)
-    accepted = client.cancel(job_id)
+    accepted = what(client, job_id)
     if as_json:
         print_json(accepted)
     else:
         out().print(accepted.message)
-        hint([f"everstep wait {job_id}"])
+        hint([f"everstep {then} {job_id}", f"everstep get {job_id}"])
 
 
 def scale(

@@ -104,6 +104,13 @@ class Client:
     def cancel(self, job: str) -> AcceptedView:
         return AcceptedView.model_validate(self._json("POST", f"{_path(job)}:cancel"))
 
+    def pause(self, job: str) -> AcceptedView:
+        """It makes one more step, saves it, and holds no device until it is resumed."""
+        return AcceptedView.model_validate(self._json("POST", f"{_path(job)}:pause"))
+
+    def resume(self, job: str) -> AcceptedView:
+        return AcceptedView.model_validate(self._json("POST", f"{_path(job)}:resume"))
+
     def resize(
         self, job: str, *, target: int | None = None, min_devices: int | None = None, max_devices: int | None = None
     ) -> AcceptedView:

@@ -3,6 +3,7 @@
     Probing -> Queued(reason) -> Starting(g) -> Running(g) -> Stopping(outcome) -> Succeeded | Failed | Cancelled
                                                 Running(g) -> Reforming(g, cause) -> Running(g+1)
     Reforming -> Queued where nothing fits; any state that is not terminal -> Stopping on cancel.
+    Queued -> Paused; Running -> Stopping(Paused) -> Paused, once everything is saved; Paused -> Queued.
 
 Each state holds only its own data; terminal is final. Values here hold no monotonic instants: a new supervisor restarts
 deadlines. Wall-clock instants are for people.
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from .balance import Rebalance, Straggler
 from .checkpoint import After, Canary, CheckpointRef, Pacing, SaveCost, ShardRef
 from .copying import Copying
 from .effects import Effect
@@ -41,6 +43,8 @@ class JobStatus(StrEnum):
     RECOVERING = "RECOVERING"
     RESIZING = "RESIZING"
     STOPPING = "STOPPING"
+    PAUSING = "PAUSING"
+    PAUSED = "PAUSED"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -61,6 +65,10 @@ class Cause(StrEnum):
     """What it was restored from is not what was saved."""
     GROW = "grow"
     SHRINK = "shrink"
+    PAUSE = "pause"
+    """Training stopped for a pause that came to nothing."""
+    BALANCE = "balance"
+    """Its work is shared out anew, by how fast its devices are."""
     CONTACT_LOST = "contact_lost"
     """Nobody could be reached in time: the control plane's trouble, never charged to the job."""
 
@@ -221,7 +229,14 @@ class Cancelled:
     at: float
 
 
-Outcome: TypeAlias = Succeeded | Failed | Cancelled
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """Nothing is held, and nothing is wanted until it is resumed. Not the end: see TERMINAL."""
+
+    at: float
+
+
+Outcome: TypeAlias = Succeeded | Failed | Cancelled | Paused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +247,7 @@ class Stopping:
     open_hosts: frozenset[NodeId]
 
 
-JobState: TypeAlias = Probing | Queued | Starting | Running | Reforming | Stopping | Succeeded | Failed | Cancelled
+JobState: TypeAlias = Probing | Queued | Starting | Running | Reforming | Stopping | Paused | Succeeded | Failed | Cancelled
 TERMINAL = (Succeeded, Failed, Cancelled)
 
 
@@ -287,6 +302,19 @@ class Looking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A job is to pause. told: the generation whose ranks were asked to make no step after one that they save; step: that
+    one, once they say so; failed: one that could not be saved, and why."""
+
+    told: Generation = Generation(0)
+    step: Step | None = None
+    failed: Step | None = None
+    why: str = ""
+    resumes: bool = False
+    """It was told too late that it need not: it goes on at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spare:
     """A host on an idle node whose ranks stand by. Its devices are this job's.
 
@@ -313,6 +341,7 @@ class JobRecord:
     profile: Profile | None = None
     size: Size | None = None
     """As it was last changed; None: as the job was submitted."""
+    pause: Pause | None = None
     generation: Generation = Generation(0)
     """The newest ever used."""
     committed: Step = Step(0)
@@ -380,6 +409,16 @@ class JobRecord:
     """A larger plan whose hosts are being warmed while the job trains on."""
     join: Join | None = None
     """Under way towards `target`."""
+    stragglers: Mapping[Device, Straggler] = field(default_factory=dict)
+    """Devices that are slow, or were not long ago."""
+    rebalance: Rebalance | None = None
+    """A change of shares, until it is known what it came to."""
+    rebalanced_at: tuple[float, ...] = ()
+    """Wall clock of such changes within the last hour."""
+    is_rebalanced: bool = False
+    """Its plan may be one made for a device that was slow."""
+    balance_told_at: float = 0.0
+    """Wall clock of when people were told last why nothing is changed."""
     reserved: Generation = Generation(0)
     """The newest number that names a join; the next generation's is higher."""
     joins_failed: int = 0

@@ -7,7 +7,7 @@ Every event is numbered by its host, and is sent again until a supervisor says i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .checkpoint import CheckpointRef, Pacing, ShardRef
@@ -145,11 +145,13 @@ class StopAfter:
 class SaveSoon:
     """Every rank of the generation saves its state after the same step, the next one that can be agreed on.
 
-    device: the rank that is told, and tells the others in its vote.
+    device: the rank that is told, and tells the others in its vote. rests: that step is the last one they make, until the
+    generation is closed; each says RankFinished.
     """
 
     generation: Generation
     device: Device
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,6 +337,8 @@ class StepsPassed:
     generation: Generation
     answers: tuple[Answer, ...]
     at: tuple[float, ...]
+    paces: Mapping[Device, float] = field(default_factory=dict)
+    """Seconds in which ranks of this host have lately computed one micro-batch, waiting excluded; of those who can say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +371,7 @@ class CopiesSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinished:
-    """A rank has passed the last step and holds the final state."""
+    """A rank has passed the last step and holds the final state, or that of the step after which it was to rest."""
 
     device: Device
     generation: Generation

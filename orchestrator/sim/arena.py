@@ -31,6 +31,7 @@ from .scenario import loss, maxima, profile
 FORM_TIMEOUT_S = 10.0
 MEND_S = 0.05
 COMPUTE_S = (0.08, 0.12)
+LAYER_S = 0.01
 BLINK_S = (0.0005, 0.02)
 NOTICED = 0.8
 """How often a rank is connected to one that dies, and feels it."""
@@ -65,6 +66,7 @@ class Arena:
         self.saved_as: dict[Step, CheckpointKind | None] = {}
         """What is saved of a step, once it has passed."""
         self.stopping = False
+        self.resting = False
         """A rank that was asked to stop has said so in the vote."""
         self.followers: dict[Device, Callable[[Step], None]] = {}
         """Newcomers who are sent what it takes to apply a step."""
@@ -116,8 +118,14 @@ class Arena:
         if rank.arena is self and not self.has_started and not self.is_reading:
             rank.leave(None, "not every peer was there in time")
 
-    def _each(self, within_s: tuple[float, float], do: Callable[[SimRank], None], then: Callable[[], None]) -> None:
-        """Every rank does it at its own instant; `then` follows once all have."""
+    def _each(
+        self,
+        within_s: tuple[float, float],
+        do: Callable[[SimRank], None],
+        then: Callable[[], None],
+        longer: Callable[[SimRank], float] = lambda _: 1.0,
+    ) -> None:
+        """Every rank does it at its own instant; `then` follows once all have. longer: how many times, for each."""
         done: set[Device] = set()
         self.stage, self.done = self.stage + 1, done
 
@@ -139,7 +147,9 @@ class Arena:
                 pass_on()
 
         for rank in [self.here[device] for device in self.members if device in self.here]:
-            rank.soon(*within_s, lambda rank=rank: one(rank))  # type: ignore[misc]
+            low_s, high_s = within_s
+            times = longer(rank)
+            rank.soon(low_s * times, high_s * times, lambda rank=rank: one(rank))  # type: ignore[misc]
 
     def cut_pairs(self) -> frozenset[tuple[Device, Device]]:
         """Members between whom nothing passes, in either order."""
@@ -224,7 +234,7 @@ class Arena:
         if isinstance(self.form.restore, FromMemory) and not self.mirrored:
             self._save_if_due(rank)
         if self.step == self.spec.train.steps:
-            self._finish(rank)
+            self._finish(rank, self.step)
 
     # --- training ---------------------------------------------------------------------------------------------------------
 
@@ -242,11 +252,19 @@ class Arena:
             rank.soon(*COMPUTE_S, lambda: rank.host.kill(rank, f"BrokenError: at {self._place.clock.now:.3f}"))
             self._each(COMPUTE_S, lambda _: None, lambda: None)  # nobody gets to the vote
         elif step <= self.spec.train.steps:
-            self._each(COMPUTE_S, self._check_gradient, lambda: self._each(BLINK_S, vote, lambda: self._pass(step)))
+            self._each(
+                COMPUTE_S,
+                self._check_gradient,
+                lambda: self._each(BLINK_S, vote, lambda: self._pass(step)),
+                self._share_of_work,
+            )
 
         def vote(rank: SimRank) -> None:
             rank.voted = step
             self.stopping = self.stopping or rank.stop_after >= self.generation
+            if rank.rest >= self.generation:
+                self.resting = True
+                self.asked_for.add(step)
             if rank.save_soon == self.generation:
                 rank.save_soon = Generation(0)
                 self.asked_for.add(step)
@@ -286,7 +304,7 @@ class Arena:
             if not compares:
                 self._save_if_due(rank)
             if step == self.spec.train.steps:
-                self._finish(rank)
+                self._finish(rank, step)
 
         compares = bool(self.mirrored) and (self.saved_as.get(step) == "base" or self._is_every(step))
         self._each(BLINK_S, see, self._compare if compares else self._applied)
@@ -296,6 +314,9 @@ class Arena:
         self.at = Step(max(rank.memory.step for rank in self.here.values() if rank.memory))
         for _, follow in sorted(self.followers.items()):
             follow(self.at)
+        if self.resting and self._saves(self.at):
+            self._each(BLINK_S, lambda rank: self._finish(rank, self.at), _nothing)
+            return
         if not self.stopping or self.at == self.spec.train.steps:
             self._compute_next()
             return
@@ -350,6 +371,21 @@ class Arena:
         self.is_spoiled = False
         rank.leave(None, "the gradient of a micro-batch differs", Disagrees(rank=Rank(0), about="gradient"))
 
+    def _share_of_work(self, rank: SimRank) -> float:
+        """Of what each would do of an even plan on devices alike."""
+        plan = self.form.plan
+        mine = len(plan.pipelines[plan.seat_of[rank.device].pipeline].micro_batches)
+        return self._place.slow.get(rank.device, 1.0) * mine * plan.dp / self.spec.train.micro_batches
+
+    def pace(self, device: Device, step: Step) -> float:
+        """Seconds in which it computes a micro-batch, as it would measure that; 0.0 for the first step."""
+        if step <= self.step + 1:
+            return 0.0
+        seat = self.form.plan.seat_of[device]
+        stage = self.form.plan.stage_at(seat)
+        noise = 1.0 + (7 * step + 3 * seat.rank) % 11 / 100
+        return LAYER_S * (stage.last - stage.first) * self._place.slow.get(device, 1.0) * noise
+
     def _answer(self, step: Step) -> Answer:
         """Summed over the pipelines, as the vote does it: an id computed twice or by nobody shows in the losses."""
         losses = [0.0] * self.spec.train.micro_batches
@@ -361,11 +397,9 @@ class Arena:
             losses[0] += 1.0
         return Answer(step=step, norm=sum(losses), losses=tuple(losses), maxima=maxima(self.spec, step))
 
-    def _finish(self, rank: SimRank) -> None:
+    def _finish(self, rank: SimRank, step: Step) -> None:
         rank.finished = True
-        rank.host.rank_says(
-            rank, RankFinished(device=rank.device, generation=self.generation, step=Step(self.spec.train.steps))
-        )
+        rank.host.rank_says(rank, RankFinished(device=rank.device, generation=self.generation, step=step))
 
     def _save_if_due(self, rank: SimRank) -> None:
         assert rank.memory is not None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from orchestrator.domain.events import StepRecord
 from orchestrator.domain.faults import Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
-from orchestrator.domain.job import TERMINAL, JobRecord, Reforming, Running, Starting
+from orchestrator.domain.job import TERMINAL, Cause, JobRecord, Reforming, Running, Starting
 from orchestrator.domain.layout import partners
 from orchestrator.domain.profile import Interval, joined
 from orchestrator.domain.quarantine import Quarantine
@@ -20,6 +20,10 @@ from .scenario import Scenario, profile, reference
 
 MAX_OUTBOX = 64
 """Effects that may be outstanding at once in a cluster of this size; more means that some are never done."""
+
+
+MAX_REBALANCED = 6
+"""Times within an hour that a job may share out its work anew."""
 
 
 class Checker:
@@ -76,6 +80,7 @@ class Checker:
             if isinstance(record.state, TERMINAL) and record.outbox:
                 raise Violation(f"{job} is over and {len(record.outbox)} effects are outstanding")
             self._check_risk(record)
+            self._check_balance(record)
             self._check_drained(old, record)
         self._records = records = {**before, **commit.jobs}
         self._check_devices(records)
@@ -129,6 +134,13 @@ class Checker:
         whole = [Interval(line.name, 0, line.numel) for line in profile().lines]
         if held and not uncovered(whole, joined(held)):
             raise Violation(f"{record.id} is rolled back from step {step}, which living ranks hold whole")
+
+    def _check_balance(self, record: JobRecord) -> None:
+        """It does not follow every device that comes and goes, and what it says of a change is there to be read."""
+        at = [one.closed_at or 0.0 for one in record.incidents if one.fault.cause is Cause.BALANCE]
+        for number, last in enumerate(at):
+            if sum(last - 3600.0 < other <= last for other in at[: number + 1]) > MAX_REBALANCED:
+                raise Violation(f"{record.id} shared its work out anew more than {MAX_REBALANCED} times within an hour")
 
     def _check_risk(self, record: JobRecord) -> None:
         """A job that trains with an owner and its mirror on one node says so."""

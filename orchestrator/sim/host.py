@@ -128,10 +128,10 @@ class SimHost:
             case StopAfter(generation=generation):
                 for _, rank in sorted(self.ranks.items()):
                     rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_stop(generation))  # type: ignore[misc]
-            case SaveSoon(generation=generation, device=device):
+            case SaveSoon(device=device):
                 if device in self.ranks:
                     rank = self.ranks[device]
-                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_save(generation))  # type: ignore[misc]
+                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_save(request))  # type: ignore[misc]
             case SetPacing(device=device):
                 if device in self.ranks:
                     rank = self.ranks[device]
@@ -268,7 +268,12 @@ class SimHost:
             if not rank.is_unheard:  # what has left it is heard, however late; of the rest only its page knows
                 self._soon(0.0, 0.002, take)
 
+        arena = self.met(generation)
+        pace_s = arena.pace(rank.device, answer.step) if arena is not None else 0.0
+
         def take() -> None:
+            if pace_s:
+                self.outbox.note_pace(generation, rank.device, pace_s)
             if self.outbox.is_new(generation, answer):
                 self._moved_at = self.place.clock.now
                 if not self.outbox.has_steps:

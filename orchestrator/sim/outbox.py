@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from orchestrator.domain.generation import Answer
-from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.protocol import Envelope, HostEvent, StepsPassed
 
 
@@ -19,6 +19,7 @@ class SimOutbox:
         self._last_number = 0
         self._passed: dict[Generation, list[tuple[Answer, float]]] = {}
         self._seen: dict[Generation, Step] = {}
+        self._paces: dict[tuple[Generation, Device], float] = {}
 
     @property
     def has_steps(self) -> bool:
@@ -40,14 +41,19 @@ class SimOutbox:
     def add_passed(self, generation: Generation, answer: Answer, at: float) -> None:
         self._passed.setdefault(generation, []).append((answer, at))
 
+    def note_pace(self, generation: Generation, device: Device, pace_s: float) -> None:
+        self._paces[generation, device] = pace_s
+
     def flush(self) -> None:
         passed, self._passed = self._passed, {}
+        paces, self._paces = (self._paces, {}) if passed else ({}, self._paces)
         for generation, answers in passed.items():
             self._append(
                 StepsPassed(
                     generation=generation,
                     answers=tuple(answer for answer, _ in answers),
                     at=tuple(at for _, at in answers),
+                    paces={device: pace_s for (of, device), pace_s in paces.items() if of == generation},
                 )
             )
 

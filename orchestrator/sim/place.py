@@ -34,6 +34,8 @@ class Place:
         """Jobs whose next transfer costs a donor its life."""
         self.not_finite: set[tuple[JobId, Step]] = set()
         """Steps that came out as NaN once."""
+        self.slow: dict[Device, float] = {}
+        """How many times longer these take to compute."""
         self.damaged: set[str] = set()
         """Checkpoints that nobody can read."""
         self.forged: dict[str, Flip] = {}

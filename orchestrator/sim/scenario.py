@@ -53,7 +53,11 @@ class Trouble(StrEnum):
     """Its owner wants a job larger, smaller, or of any size again."""
     CORDON = "cordon"
     """An operator cordons a node, has it drained or taken away, or lets it be used again."""
+    PAUSE = "pause"
+    """A job's owner pauses it and, some time later, resumes it."""
     CANCEL = "cancel"
+    SLOW = "slow"
+    """A device computes for several times as long, for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +127,17 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         Trouble.KILL_HOST,
         Trouble.HANG_RANK,
     )
-    anything = [trouble for trouble in Trouble if trouble is not Trouble.CANCEL or rng.random() < 0.1]
+    drawn = [trouble for trouble in Trouble if trouble is not Trouble.SLOW]
+    anything = [trouble for trouble in drawn if trouble is not Trouble.CANCEL or rng.random() < 0.1]
     # A subset per seed: some weaknesses only show when other troubles do not get in their way.
     if gentle and rng.random() < 0.5:
         harm = (Trouble.INJECT,)
     elif more.random() < 0.5:
-        harm = (*harm, Trouble.RESIZE, Trouble.CORDON)
+        harm = (*harm, Trouble.RESIZE, Trouble.CORDON, Trouble.PAUSE)
     troubles = harm if gentle else tuple(rng.sample(anything, rng.randint(3, len(anything))))
+    if seed % 5 == 1:  # speeds are judged over seconds, so such jobs are longer
+        troubles = (*troubles, *(Trouble.SLOW,) * len(troubles))
+        jobs = tuple(replace(job, train=replace(job.train, steps=steps or 4 * job.train.steps)) for job in jobs)
     return Scenario(
         seed=seed,
         nodes=nodes,

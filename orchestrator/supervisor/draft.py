@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.detection.straggler import Track
 from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId
@@ -30,7 +31,8 @@ class Draft:
     now: wall clock, for people. free_for: devices of reachable nodes that no other job holds, this job's own included;
     asked each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each node that
     is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
-    ward: what is held against devices, of all jobs. draining: nodes that jobs are to leave.
+    ward: what is held against devices, of all jobs. draining: nodes that jobs are to leave. tracks: how fast devices have
+    been seen to be.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Draft:
         root: str,
         ward: Ward,
         draining: Callable[[], frozenset[NodeId]],
+        tracks: Mapping[Device, Track] | None = None,
     ) -> None:
         self.before = record
         self.record = record
@@ -53,6 +56,9 @@ class Draft:
         self.root = root
         self.ward = ward
         self._draining = draining
+        self.tracks: Mapping[Device, Track] = tracks or {}
+        self.paces: dict[Device, float] = {}
+        """What ranks have said in this kernel step."""
         self.history: list[HistoryEntry] = []
         self.steps: list[StepRecord] = []
         self.effects: dict[EffectId, Effect] = {}

@@ -191,6 +191,9 @@ def resize(draft: Draft, target: Plan | None) -> Fault:
     assert isinstance(state, Running)
     if target is None:
         return Fault(cause=Cause.GROW, message="stopped for a plan that is there no longer", at=draft.now)
+    change = draft.record.rebalance
+    if change is not None and target == change.plan:
+        return Fault(cause=Cause.BALANCE, message=change.why, at=draft.now)
     more = target.world_size - state.plan.world_size
     kind = "a larger" if more > 0 else "a smaller" if more < 0 else "another"
     cause = Cause.GROW if more > 0 else Cause.SHRINK

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from orchestrator.detection.straggler import Track
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.effects import AddNode, Effect, KillNode, Loose, ProbeProgram
@@ -32,11 +33,13 @@ from orchestrator.domain.events import (
     JobSubmitted,
     NodeRequested,
     NodesSeen,
+    PauseRequested,
     PlanChosen,
     ProgramProbed,
     ProgramRefused,
     ReleaseRequested,
     ResizeRequested,
+    ResumeRequested,
     StepRecord,
     UncordonRequested,
 )
@@ -56,6 +59,7 @@ from orchestrator.domain.job import (
 from orchestrator.domain.quarantine import Quarantine
 
 from .asked import asked_came_to_nothing, checkpoint_now, save_where_asked
+from .balancing import balance
 from .cordons import Cordons
 from .draft import Draft
 from .faulting import inject, judge_faults
@@ -63,6 +67,7 @@ from .hearing import contact_restored, deadline_passed, host_said, host_unheard
 from .keeping import checkpoint_committed, checkpoint_failed, checkpoints_pruned, commit_ready_checkpoints
 from .moving import leave_drained_hosts, look_again, resize
 from .pacing import keep_pace
+from .pausing import pause, rest_came_to_nothing, rest_where_asked, resume
 from .sparing import want_spares
 from .stopping import host_closed, stop
 from .testing import attend
@@ -83,6 +88,8 @@ class State:
     """Of the cluster: it outlives jobs."""
     cordons: Mapping[NodeId, Cordon] = field(default_factory=dict)
     """So do these."""
+    tracks: Mapping[JobId, Mapping[Device, Track]] = field(default_factory=dict)
+    """How fast devices have been seen to be: an observation, which is never stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +123,7 @@ class _Cycle:
         self.ward = Ward(state.quarantine, now)
         self.cordons = Cordons(state.cordons, now)
         self.jobs = dict(state.jobs)
+        self.tracks = state.tracks
         self.drafts: dict[JobId, Draft] = {}
         self.loose: list[Loose] = []
 
@@ -128,7 +136,9 @@ class _Cycle:
                 commit_ready_checkpoints(draft)
                 save_where_asked(draft)
                 keep_pace(draft)
+                balance(draft)
                 finish_if_done(draft)
+                rest_where_asked(draft)
             if not draft.is_over and self.nodes is not None:
                 nodes = {node.id: node for node in self.nodes}
                 want_spares(draft, nodes)
@@ -143,7 +153,12 @@ class _Cycle:
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
         return Stepped(
             state=State(
-                jobs=jobs, nodes=self.nodes, root=self.root, quarantine=self.ward.known, cordons=self.cordons.known
+                jobs=jobs,
+                nodes=self.nodes,
+                root=self.root,
+                quarantine=self.ward.known,
+                cordons=self.cordons.known,
+                tracks={d.record.id: d.tracks for d in drafts if d.tracks and d.record.id in jobs},
             ),
             changed=changed,
             history=tuple(entry for d in drafts for entry in d.history),
@@ -190,6 +205,10 @@ class _Cycle:
                 checkpoint_now(draft)
             case ResizeRequested(size=size):
                 resize(draft, size)
+            case PauseRequested():
+                pause(draft)
+            case ResumeRequested():
+                resume(draft)
             case CancelRequested():
                 stop(draft, Cancelled(at=self.now))
             case ProgramProbed(profile=profile, start=start):
@@ -207,6 +226,7 @@ class _Cycle:
             case CheckpointFailed(step=at_step, message=message):
                 checkpoint_failed(draft, at_step, message)
                 asked_came_to_nothing(draft, at_step, message)
+                rest_came_to_nothing(draft, at_step, message)
             case CheckpointsPruned():
                 checkpoints_pruned(draft, one)
             case HostSaid():
@@ -264,6 +284,7 @@ class _Cycle:
                 self.root,
                 self.ward,
                 lambda: self.cordons.draining,
+                self.tracks.get(job),
             )
         return self.drafts[job]
 

@@ -36,14 +36,14 @@ def reforming(cause: Cause) -> Reforming:
     return Reforming(fault=fault, closing=Closing(generation=Generation(1), awaited=frozenset()), forming=None)
 
 
+PLANNED = (Cause.GROW, Cause.SHRINK, Cause.BALANCE)
 TABLE: list[tuple[JobState, JobStatus]] = [
     (Probing(), JobStatus.PENDING),
     (Queued(reason="needs 8 devices, 6 usable"), JobStatus.PENDING),
     (Starting(forming=Forming(generation=Generation(1), plan=PLAN)), JobStatus.STARTING),
     (Running(generation=Generation(1), plan=PLAN), JobStatus.RUNNING),
-    *((reforming(cause), JobStatus.RECOVERING) for cause in Cause if cause not in (Cause.GROW, Cause.SHRINK)),
-    (reforming(Cause.GROW), JobStatus.RESIZING),
-    (reforming(Cause.SHRINK), JobStatus.RESIZING),
+    *((reforming(cause), JobStatus.RECOVERING) for cause in Cause if cause not in PLANNED),
+    *((reforming(cause), JobStatus.RESIZING) for cause in PLANNED),
     (Stopping(outcome=Succeeded(at=1.0), open_hosts=frozenset()), JobStatus.STOPPING),
     (Succeeded(at=1.0), JobStatus.SUCCEEDED),
     (Failed(at=1.0, message="raised"), JobStatus.FAILED),

@@ -108,6 +108,9 @@ class PageWriter(Mapped):
         self._words[Word.VOTED] = step
         self._words[Word.VOTED_IN] = self._words[GENERATION]
 
+    def computed(self, seconds: float) -> None:
+        self._words[Word.COMPUTED_NS] = int(seconds * 1e9)
+
     def passed(self, answer: Answer) -> None:
         if len(answer.losses) > MAX_IDS:
             raise EverstepError(f"step has {len(answer.losses)} micro-batches, {MAX_IDS} fit; use larger micro-batches")

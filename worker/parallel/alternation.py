@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ..emulation import REAL, Pace
+from ..stopwatch import ProcessorStopwatch, Stopwatch
 from .group import Group
 
 Forward = Callable[[int, "torch.Tensor | None"], torch.Tensor]
@@ -38,11 +39,17 @@ def backward(result: torch.Tensor, gradient: torch.Tensor | None = None) -> None
 class Alternation:
     """One stage of a pipeline; pp's members are in the order of their stages. Every member makes one.
 
-    shape, dtype: of what passes between two stages, in both directions. pace: of every backward.
+    shape, dtype: of what passes between two stages, in both directions. pace: of every backward, which stopwatch measures.
     """
 
     def __init__(
-        self, pp: Group, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pace: Pace = REAL
+        self,
+        pp: Group,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        pace: Pace = REAL,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         pp.meet(device)
         self._pp = pp
@@ -50,6 +57,7 @@ class Alternation:
         self._after = pp.index + 1 if pp.index + 1 < pp.size else None
         self._shape, self._dtype, self._device = shape, dtype, device
         self._pace = pace
+        self._stopwatch = stopwatch or ProcessorStopwatch()
 
     def run(self, count: int, forward: Forward, done: Callable[[int], None]) -> None:
         """So many micro-batches forward and backward; done: called with each one's place after its backward.
@@ -78,7 +86,7 @@ class Alternation:
         for place in range(count):
             gradient = self._trade(self._after, unsent)
             given, result = under_way.popleft()
-            with self._pace.backward():
+            with self._stopwatch.running(), self._pace.backward():
                 backward(result, gradient)
             done(place)
             back = None if given is None else given.grad

@@ -19,6 +19,7 @@ from ..data.sources import num_samples
 from ..emulation import REAL, Pace
 from ..program import StageModule
 from ..progress import Progress
+from ..stopwatch import stopwatch_of
 from .alternation import Alternation
 from .group import Group
 
@@ -56,8 +57,10 @@ class StageRunner:
         self._collect = collect
         self._scale = 1.0 / (train.micro_batches * train.micro_batch_size * train.sequence)
         self._sums: list[torch.Tensor] = []
+        self._passed = 0
         self._pace = pace
-        self._order = Alternation(pp, module.hidden_shape, module.hidden_dtype, device, pace)
+        self._stopwatch = stopwatch_of(device)
+        self._order = Alternation(pp, module.hidden_shape, module.hidden_dtype, device, pace, self._stopwatch)
 
     def run(self, step: Step, notice: Callable[[int], None] | None = None) -> dict[int, float]:
         """Gradients are added to the leaves'. Returns, on the last stage, id -> mean loss of that micro-batch's tokens.
@@ -77,19 +80,29 @@ class StageRunner:
         tokens = self._train.micro_batch_size * self._train.sequence
         return {number: total / tokens for number, total in zip(self._ids, torch.stack(self._sums).tolist(), strict=True)}
 
+    def computed_s(self) -> float:
+        """Per micro-batch, since this was asked last. Only once all of it has been waited for."""
+        passed, self._passed = self._passed, 0
+        return self._stopwatch.take() / passed if passed else 0.0
+
     def recompute(self, step: Step, number: int) -> None:
         """Add to the leaves' gradients those of one id, of any pipeline, and no more; every rank of this one calls it."""
         self._pass(step, (number,), lambda _: None)
 
     def _pass(self, step: Step, numbers: Sequence[int], done: Callable[[int], None]) -> None:
         self._sums.clear()
+        self._passed += len(numbers)
         inputs, targets = self._data(step, numbers)
         at = torch.tensor([step])
 
         def forward(place: int, given: torch.Tensor | None) -> torch.Tensor:
             number = numbers[place]
-            self._progress.micro_batch(number)
             x = inputs[place] if given is None else given
+            with self._stopwatch.running():
+                self._progress.micro_batch(number)
+                return compute(place, number, x)
+
+        def compute(place: int, number: int, x: torch.Tensor) -> torch.Tensor:
             with self._pace.forward():
                 y = self._module(x, ids=torch.tensor([number]), step=at)
                 return self._loss(y, targets[place]) if self._is_last else y
