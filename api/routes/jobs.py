@@ -7,6 +7,7 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
 
 from orchestrator.domain.codec import dumps
 from orchestrator.domain.errors import Conflict
@@ -58,13 +59,22 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 50,
     cursor: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
     state: Annotated[list[JobStatus] | None, Query(description="Only jobs in one of these states.")] = None,
+    label: Annotated[
+        list[Annotated[str, Field(pattern=r"^[^=]+=.*$", max_length=320)]] | None,
+        Query(description="NAME=VALUE: only jobs that carry it; all of them, where it is repeated."),
+    ] = None,
 ) -> views.JobPage:
     """Newest first; `next_cursor` is null on the last page."""
+    labels = dict(one.split("=", 1) for one in label or ())
     found: list[JobRecord] = []
     for _ in range(MAX_PAGES):
         # Never more than are still wanted, so that the desk's cursor is exactly where this page ends.
         page = await desk.list(limit - len(found), cursor)
-        found.extend(record for record in page.jobs if not state or status_of(record.state) in state)
+        found.extend(
+            record
+            for record in page.jobs
+            if (not state or status_of(record.state) in state) and labels.items() <= record.spec.labels.items()
+        )
         cursor = page.next_cursor
         if cursor is None or len(found) == limit:
             break

@@ -269,6 +269,66 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs:cancel": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Cancel Many
+         * @description Cancel every open job that the filter selects; with `dry_run`, only say which those are.
+         */
+        post: operations["cancel_many"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs:pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause Many
+         * @description Pause every open job that the filter selects; with `dry_run`, only say which those are.
+         */
+        post: operations["pause_many"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs:resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume Many
+         * @description Resume every open job that the filter selects; with `dry_run`, only say which those are.
+         */
+        post: operations["resume_many"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/live": {
         parameters: {
             query?: never;
@@ -564,6 +624,20 @@ export interface components {
             limit: number;
             /** Used */
             used: number;
+        };
+        /**
+         * BulkView
+         * @description What a filter selected. jobs: the newest hundred of them.
+         */
+        BulkView: {
+            /** Count */
+            count: number;
+            /** Dry Run */
+            dry_run: boolean;
+            /** Jobs */
+            jobs: string[];
+            /** Message */
+            message: string;
         };
         /** CheckpointSection */
         CheckpointSection: {
@@ -1225,6 +1299,13 @@ export interface components {
             generation: number;
             /** Id */
             id: string;
+            /**
+             * Labels
+             * @default {}
+             */
+            labels: {
+                [key: string]: string;
+            };
             /** Loss */
             loss: number | null;
             /** Name */
@@ -1282,7 +1363,10 @@ export interface components {
             id: string;
             /** Incidents */
             incidents: components["schemas"]["IncidentView"][];
-            /** Labels */
+            /**
+             * Labels
+             * @default {}
+             */
             labels: {
                 [key: string]: string;
             };
@@ -1659,6 +1743,34 @@ export interface components {
             tp: number;
         };
         /**
+         * SelectionRequest
+         * @description Open jobs that are in one of these states, have this name and carry all of these labels; what is left out is any.
+         */
+        SelectionRequest: {
+            /**
+             * Dry Run
+             * @default false
+             */
+            dry_run?: boolean;
+            /**
+             * Labels
+             * @default {}
+             */
+            labels?: {
+                [key: string]: string;
+            };
+            /**
+             * Name
+             * @default null
+             */
+            name?: string | null;
+            /**
+             * State
+             * @default []
+             */
+            state?: components["schemas"]["JobStatus"][];
+        };
+        /**
          * ServerView
          * @description chaos: faults may be caused on purpose. kinds: of device -> dense bf16 TFLOP/s. points: instants for faults.
          */
@@ -1876,6 +1988,8 @@ export interface operations {
                 cursor?: string | null;
                 /** @description Only jobs in one of these states. */
                 state?: components["schemas"]["JobStatus"][] | null;
+                /** @description NAME=VALUE: only jobs that carry it; all of them, where it is repeated. */
+                label?: string[] | null;
             };
             header?: never;
             path?: never;
@@ -2339,6 +2453,81 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    cancel_many: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SelectionRequest"];
+                "application/yaml": components["schemas"]["SelectionRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkView"];
+                };
+            };
+        };
+    };
+    pause_many: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SelectionRequest"];
+                "application/yaml": components["schemas"]["SelectionRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkView"];
+                };
+            };
+        };
+    };
+    resume_many: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SelectionRequest"];
+                "application/yaml": components["schemas"]["SelectionRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkView"];
                 };
             };
         };
