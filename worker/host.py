@@ -358,13 +358,15 @@ class Host:
                     self._isolation.commit(time.monotonic())
             case RankReported(report=report):
                 seat.reported = max(seat.reported, report.generation)
-                self._outbox.add(said)
+                self._outbox.add(said, gathering=self._awaits_reports(report.generation))
             case RankReady():
                 self._opened_crew().watch(seat)
                 phases = {"fork": seat.fork_s, **said.phases}
                 seat.fork_s = 0.0  # paid once, by the generation it was forked for
                 self._isolation.move(time.monotonic())
-                self._outbox.add(replace(said, phases=phases))
+                seat.ready = max(seat.ready, said.generation)
+                is_last = all(one.ready >= said.generation for one in self._members(said.generation))
+                self._outbox.add(replace(said, phases=phases), gathering=not is_last)
             case RankFinished():
                 seat.is_finished = True
                 self._outbox.add(said)
@@ -381,6 +383,19 @@ class Host:
                 seat.raised = message
             case _:
                 assert_never(said)
+
+    def _awaits_reports(self, generation: Generation) -> bool:
+        """Whether this one means nothing alone: the generation is closed, and others here that were told so owe theirs."""
+        if generation > self._closed:
+            return False  # by itself: that is news
+        return any(
+            seat.reported < generation and seat.born <= generation
+            for seat in self._opened_crew().seats
+            if seat.is_living and seat.is_forked
+        )
+
+    def _members(self, generation: Generation) -> list[Seat]:
+        return [seat for seat in self._opened_crew().seats if seat.is_living and seat.formed == generation]
 
     def _collect(self, seat: Seat) -> None:
         """What it has handed over is written, whatever becomes of it."""
