@@ -114,6 +114,8 @@ class Host:
         self._closed = Generation(0)
         self._first_step = Generation(0), 0.0
         """The newest generation that has committed one here, and when."""
+        self._seated: tuple[Device, ...] = ()
+        """Devices here that have a seat in the newest plan."""
         now = time.monotonic()
         self._isolation = Isolation(heard_at=now, moved_at=now, grace_s=isolation_grace_s)
         self._lookout: Lookout | None = None
@@ -250,6 +252,7 @@ class Host:
         self._lookout.begin(form.generation)
         assert self._dispatch is not None
         self._dispatch.begin(form.generation)
+        self._seated = tuple(device for device in sorted(crew.at) if device in form.plan.seat_of)
         frame = order_frame(form)
         for device, seat in crew.at.items():
             if device not in form.plan.seat_of and device not in form.donors:
@@ -435,8 +438,8 @@ class Host:
         if self._order is None or self._order.spec.train.device == "cuda":
             return  # memory of a device is for who trains on it
         if generation == self._formed > self._closed and time.monotonic() - at > AHEAD_S:
-            crew = self._opened_crew()
-            crew.fork_ahead([device for device, seat in crew.at.items() if seat.is_living and seat.formed == generation])
+            # By the plan, not by who lives: of a rank that has just ended the understudy is about to be needed.
+            self._opened_crew().fork_ahead(self._seated)
 
     def _judge_isolation(self) -> None:
         now, allowed_s = time.monotonic(), self._opened_order().spec.recovery.max_isolation_s
