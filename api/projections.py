@@ -19,7 +19,7 @@ from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.job import Cancelled, Failed, Incident, JobRecord, Reforming, Running, Starting, Succeeded
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.quarantine import Quarantine
-from orchestrator.domain.status import RESIZES, contact_of, reason_of, status_of
+from orchestrator.domain.status import RESIZES, aside_of, reason_of, status_of
 from orchestrator.ports import Gap
 
 from . import views
@@ -34,7 +34,6 @@ def job(record: JobRecord, now: float) -> views.JobView:
     plan = current_plan(record)
     return views.JobView(
         **_summary(record),  # type: ignore[arg-type]
-        labels=dict(record.spec.labels),
         tokens_per_step=tokens_per_step(record),
         typical_step_s=record.typical_step_s,
         num_params=record.profile.num_params if record.profile else None,
@@ -188,7 +187,7 @@ def _summary(record: JobRecord) -> dict[str, object]:
         "id": record.id,
         "name": record.spec.name,
         "status": status_of(record.state).value,
-        "reason": contact_of(record) or reason_of(record.state),
+        "reason": aside_of(record) or reason_of(record.state),
         "generation": record.generation,
         "step": record.committed,
         "steps": record.spec.train.steps,
@@ -196,6 +195,7 @@ def _summary(record: JobRecord) -> dict[str, object]:
         "tokens_per_s": rate,
         "recoveries": sum(item.fault.cause not in RESIZES for item in record.incidents),
         "plan_summary": plan[1].describe() if plan else None,
+        "labels": dict(record.spec.labels),
         "created_at": instant(record.created_at),
         "started_at": instant(record.started_at) if record.started_at is not None else None,
         "finished_at": instant(finished) if finished is not None else None,

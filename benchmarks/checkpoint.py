@@ -1,6 +1,6 @@
 """What checkpoints cost and how fast they come back, beside torch.distributed.checkpoint (DCP), on one disk in one process.
 
-    python -m benchmarks.checkpoint --json [--layers 15 --width 768] [--folder DIR]
+    python -m benchmarks.checkpoint --json [--layers 15 --width 768] [--folder DIR] [--only restore]
 
 A model of 107 M parameters by default trains a few real steps; its state is saved as eight devices of tp2 x pp2 x dp2 would
 save it, at every step, and by DCP. The last line of output is one JSON object.
@@ -66,9 +66,16 @@ def main() -> None:
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # DCP is alone, as we are
     with TemporaryDirectory(prefix="checkpoint-", dir=options.folder) as folder:
         spec = _spec(options)
-        found = {**Measured(Path(folder), spec).all(), **flips(Path(folder) / "f"), **kills(Path(folder) / "k")}
-        _note("what training sees of a save")
-        found |= stalls(Path(folder) / "s", spec, load_program(spec.program).describe(spec))
+        parts: dict[str, Callable[[], dict[str, float]]] = {
+            "bytes": Measured(Path(folder) / "b", spec).bytes,
+            "restore": Measured(Path(folder) / "r", spec).restore,
+            "faults": lambda: {**flips(Path(folder) / "f"), **kills(Path(folder) / "k")},
+            "stalls": lambda: stalls(Path(folder) / "s", spec, load_program(spec.program).describe(spec)),
+        }
+        found: dict[str, float] = {}
+        for name in [options.only] if options.only else parts:
+            _note(name)
+            found |= parts[name]()
     print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}))
 
 
@@ -83,7 +90,8 @@ class Measured:
         self._thawed = _thawed(self._profile)
         self._kept: torch.Tensor | None = None
 
-    def all(self) -> dict[str, float]:
+    def bytes(self) -> dict[str, float]:
+        """Of saves at every step, dense and with most of it frozen; and what comes back from a journal."""
         run(self._spec, BASE_STEP + ENTRIES, self._look)
         base, entries = self._bytes(self._steps)
         full = self._found["dcp_bytes"]
@@ -97,6 +105,11 @@ class Measured:
             "frozen_first_bytes": first,
             **self._found,
         }
+
+    def restore(self) -> dict[str, float]:
+        """How fast all of one state comes back."""
+        run(self._spec, BASE_STEP, self._beside_dcp)
+        return {"parameters": self._profile.num_params, **self._found}
 
     def _look(self, trainer: Trainer, answer: Answer) -> None:
         held, step = trainer.holdings, answer.step
@@ -118,12 +131,15 @@ class Measured:
         held.state = before
         _note(f"step {step} is saved")
         if step == BASE_STEP + ENTRIES:
-            self._beside_dcp(held, answer)
-            _note("DCP is measured")
+            self._saved_by_dcp(held)
+            again = torch.zeros_like(held.state)
+            begun = time.perf_counter()
+            restore(self._steps.path(answer.step), held.owned_pieces, again, held.gradient.clone())
+            self._found["journal_restore_s"] = time.perf_counter() - begun
+            assert torch.equal(again, held.state), "a journal gives back every bit"
 
-    def _beside_dcp(self, held: Holdings, answer: Answer) -> None:
-        mine = _Job(self._folder / "mine", self._spec, self._profile)
-        self._found["save_s"] = mine.save(mine.snapshots(held, answer))
+    def _saved_by_dcp(self, held: Holdings) -> tuple[Path, dict[str, torch.Tensor]]:
+        """Where, and what."""
         theirs = self._folder / "dcp"
         state = {
             f"{kind}.{name}": values
@@ -134,6 +150,15 @@ class Measured:
         dcp_save(state, checkpoint_id=theirs, no_dist=True)
         self._found["dcp_save_s"] = time.perf_counter() - begun
         self._found["dcp_bytes"] = sum(file.stat().st_size for file in theirs.rglob("*") if file.is_file())
+        return theirs, state
+
+    def _beside_dcp(self, trainer: Trainer, answer: Answer) -> None:
+        held = trainer.holdings
+        if held is None or answer.step < BASE_STEP:
+            return
+        mine = _Job(self._folder / "mine", self._spec, self._profile)
+        self._found["save_s"] = mine.save(mine.snapshots(held, answer))
+        theirs, state = self._saved_by_dcp(held)
         room = {name: torch.zeros_like(values) for name, values in state.items()}
         again = torch.zeros_like(held.state)
         ranks = _ranks(self._profile, answer.step)
@@ -155,11 +180,6 @@ class Measured:
         self._found |= {name.replace("_s", "_cpu_s"): median(seconds) for name, seconds in worked.items()}
         self._found["restore_ratio_to_dcp"] = self._found["restore_s"] / self._found["dcp_load_s"]
         self._found["reshard_ratio_to_dcp"] = self._found["reshard_s"] / self._found["dcp_load_s"]
-        again.zero_()
-        begun = time.perf_counter()
-        restore(self._steps.path(answer.step), held.owned_pieces, again, held.gradient.clone())
-        self._found["journal_restore_s"] = time.perf_counter() - begun
-        assert torch.equal(again, held.state), "a journal gives back every bit"
 
     def _bytes(self, job: _Job) -> tuple[float, float]:
         """Of the first save, and of the others on average, indexes and all."""
@@ -290,6 +310,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="does nothing: the last line is JSON anyway")
     parser.add_argument("--layers", type=int, default=15)
     parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--only", choices=("bytes", "restore", "faults", "stalls"), help="this part alone")
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure; a temporary folder by default")
     return parser.parse_args()
 

@@ -130,19 +130,31 @@ class Trainer:
         return {"build": built - begun, "transfer": moved - built, "gather": gathered - moved}
 
     def step(
-        self, session: Session, step: Step, *, stop: bool = False, save: bool = False, pacing: Pacing | None = None
+        self,
+        session: Session,
+        step: Step,
+        *,
+        stop: bool = False,
+        save: bool = False,
+        rest: bool = False,
+        pacing: Pacing | None = None,
     ) -> Answer:
         """One optimizer step, the one after what is held.
 
-        stop, save, pacing: this rank was asked to. The vote tells the others, so that all do after the same step: see
-        `is_stopped`.
+        stop, save, rest, pacing: this rank was asked to. The vote tells the others, so that all do after the same step: see
+        `is_stopped`, `is_resting`.
         Raises Aborted, PeerLost, NotSaved; Corrupted and TrainingDiverged, which are in the next report too.
         """
         held, stint = self._kept.holdings, self._stint
         if stint is None or held is None or held.step != step - 1:
             raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
         with self._noting(session.generation):
-            return stint.step(session, step, stop, save, pacing)
+            return stint.step(session, step, stop=stop, save=save, rest=rest, pacing=pacing)
+
+    @property
+    def is_resting(self) -> bool:
+        """Every rank was asked to save its last step and make no other."""
+        return self._stint is not None and self._stint.is_resting
 
     @property
     def is_stopped(self) -> bool:

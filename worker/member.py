@@ -146,10 +146,13 @@ class Member:
                 step,
                 stop=orders.is_to_stop(generation),
                 save=orders.take_save(generation),
+                rest=orders.is_to_rest(generation),
                 pacing=orders.take_pacing(generation),
             )
             for begin in orders.feeds(generation):
                 trainer.feed(begin, job_cookie(self._job.order.job))
+            if trainer.is_resting:
+                break
             if trainer.is_stopped and step < last:
                 self._report(generation, None, "asked to stop after this step")
                 return

@@ -40,6 +40,7 @@ class Orders:
         """Newcomers to give state to, from the control thread to the training loop."""
         self._stop_after = Generation(0)
         self._save_soon = Generation(0)
+        self._rest = Generation(0)
         self._pacing: SetPacing | None = None
         self._ended_join = Generation(0)
         self.reported = Generation(0)
@@ -97,6 +98,10 @@ class Orders:
             self._save_soon = Generation(0)
         return is_asked
 
+    def is_to_rest(self, generation: Generation) -> bool:
+        """This rank was asked to have a step of this generation saved that no other follows."""
+        return self._rest >= generation
+
     def take_pacing(self, generation: Generation) -> Pacing | None:
         """What this rank was told of this generation's checkpoints, and has not told the others yet: now it does."""
         order = self._pacing
@@ -144,7 +149,9 @@ class Orders:
         self._stop_after = max(self._stop_after, generation)
 
     def save_soon(self, order: SaveSoon) -> None:
-        if order.device == self._me:
+        if order.device == self._me and order.rests:
+            self._rest = order.generation
+        elif order.device == self._me:
             self._save_soon = order.generation
 
     def set_pacing(self, order: SetPacing) -> None:

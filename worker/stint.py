@@ -34,8 +34,8 @@ from .state.buffers import Buffers
 from .state.holdings import Holdings
 from .state.kept import Kept
 
-_WORDS = 4
-"""Of a ballot, before what is compared: ranks asked to stop, ranks asked to save, ranks without room, the new pacing."""
+_WORDS = 5
+"""Of a ballot, before what is compared: ranks asked to stop, to save, without room, the new pacing, ranks asked to rest."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,6 +55,7 @@ class Stint:
     snapshots: Snapshots
     progress: Progress
     course: Course
+    is_resting: bool = False
     has_stepped: bool = False
     """The first step of a generation says nothing about how fast this rank is."""
 
@@ -66,7 +67,7 @@ class Stint:
             self._compare(step)
             self._save(session, "base", num_full=int(self._has_no_room(step)))
 
-    def step(self, session: Session, step: Step, stop: bool, save: bool = False, pacing: Pacing | None = None) -> Answer:
+    def step(self, session: Session, step: Step, *, stop: bool, save: bool, rest: bool, pacing: Pacing | None) -> Answer:
         """The step after what is held; see Trainer.step."""
         data, held, gradients, kept = self.data, self.held, self.gradients, self.kept
         generation, progress = session.generation, self.progress
@@ -86,7 +87,8 @@ class Stint:
             faultpoint("before_vote")
             ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
             self._vote_for(step)
-            words = ballot.new_tensor([float(stop), float(save), float(self._has_no_room(step)), _word(pacing)])
+            asked = [float(stop), float(save), float(self._has_no_room(step)), _word(pacing), float(rest)]
+            words = ballot.new_tensor(asked)
             total = session.vote(torch.cat([words, self.copies.ballot(held), ballot]), gradients.num_maxima)
             sums, found = total[_WORDS : _WORDS + Copies.NUM_ENTRIES], total[_WORDS + Copies.NUM_ENTRIES :]
             try:
@@ -120,13 +122,17 @@ class Stint:
         # Last of all, so that what is saved is what was agreed on.
         if total[3] > 0:
             self.course = replace(self.course, pacing=_pacing(int(total[3])))
-        kind = self.course.due(step, is_asked=bool(total[1] > 0))
+        kind = self.course.due(step, is_asked=bool(total[1] > 0 or total[4] > 0))
         # An entry is made again from a base and what all had agreed on: what is in memory now is no part of it.
         if self.copies.is_due(step, kind == "base"):
             self.copies.compare(held)
         if kind is not None:
             progress.phase(Phase.SAVE, generation, step)
             self._save(session, kind, num_full=int(total[2]))
+        # Where there was no room nothing was saved, and whoever was asked asks again.
+        self.is_resting = bool(total[4] > 0) and not int(total[2])
+        if self.is_resting:
+            self.snapshots.copied()  # no later step will wait for it
         return answer
 
     def _computed(self, session: Session, step: Step) -> Mapping[int, float]:

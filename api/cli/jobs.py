@@ -43,6 +43,8 @@ class State(StrEnum):
     RECOVERING = "RECOVERING"
     RESIZING = "RESIZING"
     STOPPING = "STOPPING"
+    PAUSING = "PAUSING"
+    PAUSED = "PAUSED"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -56,7 +58,6 @@ def register(app: typer.Typer) -> None:
     app.command()(logs)
     app.command()(wait)
     app.command()(scale)
-    app.command()(cancel)
 
 
 def submit(
@@ -92,11 +93,14 @@ def submit(
 def ls(
     ctx: typer.Context,
     state: Annotated[list[State] | None, typer.Option("--state", "-s", help="Only these; may be repeated.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="That carry this one; repeatable.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    page = session_of(ctx).client().jobs(state=state or (), limit=limit)
+    page = session_of(ctx).client().jobs(state=state or (), labels=labels_of(label), limit=limit)
     if as_json:
         print_json(page)
         return
@@ -109,6 +113,14 @@ def ls(
     if page.next_cursor:
         console.print(f"  more with --limit (showing {len(page.jobs)})", style="dim")
     hint([f"everstep get {page.jobs[0].id}"])
+
+
+def labels_of(asked: list[str] | None) -> dict[str, str]:
+    found = dict(one.partition("=")[::2] for one in asked or ())
+    for one in asked or ():
+        if "=" not in one or one.startswith("="):
+            raise typer.BadParameter(f"--label is {one!r}, must be NAME=VALUE")
+    return found
 
 
 def get(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
@@ -186,18 +198,6 @@ def wait(
     else:
         out().print(render.outcome(found))
     raise typer.Exit(JOB_EXIT[found.status])
-
-
-def cancel(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
-    """Stop a job; it ends CANCELLED and keeps its checkpoints."""
-    client = session_of(ctx).client()
-    job_id = find_job(client, job)
-    accepted = client.cancel(job_id)
-    if as_json:
-        print_json(accepted)
-    else:
-        out().print(accepted.message)
-        hint([f"everstep wait {job_id}"])
 
 
 def scale(

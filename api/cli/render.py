@@ -35,6 +35,8 @@ STYLES = {
     "RECOVERING": "bold magenta",
     "RESIZING": "magenta",
     "STOPPING": "yellow",
+    "PAUSING": "blue",
+    "PAUSED": "bold blue",
     "SUCCEEDED": "bold green",
     "FAILED": "bold red",
     "CANCELLED": "yellow",
@@ -42,7 +44,7 @@ STYLES = {
     "UNREACHABLE": "yellow",
     "LOST": "bold red",
 }
-MARKS = {"SUCCEEDED": "✓", "FAILED": "✗", "CANCELLED": "■", "LOST": "✗"}
+MARKS = {"SUCCEEDED": "✓", "FAILED": "✗", "CANCELLED": "■", "PAUSED": "‖", "LOST": "✗"}
 BAR_WIDTH = 24
 RESIZES = ("grow", "shrink", "balance")
 """Causes of what nobody has to recover from."""

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look at, resize, cancel."""
+"""Jobs: submit, list, look at, resize, pause, resume, cancel."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
 
 from orchestrator.domain.codec import dumps
 from orchestrator.domain.errors import Conflict
-from orchestrator.domain.events import CancelRequested, ResizeRequested
+from orchestrator.domain.events import CancelRequested, PauseRequested, ResizeRequested, ResumeRequested
 from orchestrator.domain.job import JobRecord, JobStatus
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
@@ -56,13 +57,22 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 50,
     cursor: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
     state: Annotated[list[JobStatus] | None, Query(description="Only jobs in one of these states.")] = None,
+    label: Annotated[
+        list[Annotated[str, Field(pattern=r"^[^=]+=.*$", max_length=320)]] | None,
+        Query(description="NAME=VALUE: only jobs that carry it; all of them, where it is repeated."),
+    ] = None,
 ) -> views.JobPage:
     """Newest first; `next_cursor` is null on the last page."""
+    labels = dict(one.split("=", 1) for one in label or ())
     found: list[JobRecord] = []
     for _ in range(MAX_PAGES):
         # Never more than are still wanted, so that the desk's cursor is exactly where this page ends.
         page = await desk.list(limit - len(found), cursor)
-        found.extend(record for record in page.jobs if not state or status_of(record.state) in state)
+        found.extend(
+            record
+            for record in page.jobs
+            if (not state or status_of(record.state) in state) and labels.items() <= record.spec.labels.items()
+        )
         cursor = page.next_cursor
         if cursor is None or len(found) == limit:
             break
@@ -80,6 +90,22 @@ async def cancel(desk: TheDesk, job_id: TheJobId) -> views.AcceptedView:
     await require_unfinished(desk, job_id)
     command = await desk.command(CancelRequested(job=job_id))
     return views.AcceptedView(id=command, message=f"{job_id} is being cancelled")
+
+
+@router.post("/{job_id}:pause", status_code=202)
+async def pause(desk: TheDesk, job_id: TheJobId) -> views.AcceptedView:
+    """Have the job make one more step, save it and give up its devices. Asking twice is no error."""
+    await require_unfinished(desk, job_id)
+    command = await desk.command(PauseRequested(job=job_id))
+    return views.AcceptedView(id=command, message=f"{job_id} is being paused; it keeps what it has learned in a checkpoint")
+
+
+@router.post("/{job_id}:resume", status_code=202)
+async def resume(desk: TheDesk, job_id: TheJobId) -> views.AcceptedView:
+    """Have a paused job go on from the step it was paused at; one that is to pause need not. No error for any other."""
+    await require_unfinished(desk, job_id)
+    command = await desk.command(ResumeRequested(job=job_id))
+    return views.AcceptedView(id=command, message=f"{job_id} goes on as soon as there are devices for it")
 
 
 @router.patch("/{job_id}", status_code=202, openapi_extra=document(ResizeRequest))

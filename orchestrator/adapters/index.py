@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,11 +138,15 @@ def encode(index: Index) -> bytes:
     ).encode()
 
 
-def load(checkpoint: Path, shard: ShardRef) -> Index:
-    """The index that `shard` announced. Raises CheckpointCorrupt."""
+Wants = Callable[[str, str, int, int], bool]
+"""Of a piece's line, kind, start and stop: whether it is of any use."""
+
+
+def load(checkpoint: Path, shard: ShardRef, wants: Wants | None = None) -> Index:
+    """The index that `shard` announced; of its pieces only those that are wanted. Raises CheckpointCorrupt."""
     file, content = checkpoint / shard.index, check(checkpoint, shard)
     try:
-        index = _decode(json.loads(content))
+        index = _decode(json.loads(content), wants)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise CheckpointCorrupt(f"{file} cannot be used: {error}; restore an older checkpoint") from error
     if index.device != shard.device:
@@ -189,13 +193,15 @@ def check_line_names(names: Iterable[str]) -> None:
             raise CheckpointCorrupt(f"a line is called {name!r}, which may lead elsewhere; restore an older checkpoint")
 
 
-def _decode(body: Mapping[str, Any]) -> Index:
+def _decode(body: Mapping[str, Any], wants: Wants | None) -> Index:
     node, number = body["device"]
     lines, packs = dict(body["lines"]), dict(body["packs"])
     check_line_names(lines)
     names, stores = tuple(lines), tuple(check_pack_name(pack) for pack in packs)
     pieces = []
     for line, kind, start, stop, pack, offset, length, coding, content, *stored in body["pieces"]:
+        if wants is not None and not wants(names[line], kind, start, stop):
+            continue
         one = IndexedPiece(
             names[line], kind, start, stop, stores[pack], offset, length, coding, content, stored[0] if stored else content
         )
@@ -225,5 +231,5 @@ def _check_piece(piece: IndexedPiece, lines: Mapping[str, int], packs: Mapping[s
         raise ValueError(f"{piece.pack} ends before {piece.kind} of {piece.line}")
     if (piece.coding == RAW) != (piece.length == piece.content_bytes and piece.stored == piece.content):
         raise ValueError(f"{piece.kind} of {piece.line} is not as long as its elements")
-    if not (_HASH.fullmatch(piece.content) and _HASH.fullmatch(piece.stored)):
+    if not (_HASH.fullmatch(piece.content) and (piece.stored is piece.content or _HASH.fullmatch(piece.stored))):
         raise ValueError(f"{piece.kind} of {piece.line} has no hash")

@@ -19,7 +19,7 @@ from ..domain.checkpoint import LONGEST_JOURNAL, CheckpointRef, ShardRef
 from ..domain.generation import Answer
 from ..domain.ids import Device, Generation, NodeId, Step
 from . import index as indexes
-from .index import FORMAT, GRADIENT, STATE, CheckpointCorrupt, CheckpointTooNew, Index
+from .index import FORMAT, GRADIENT, STATE, CheckpointCorrupt, CheckpointTooNew, Index, Wants
 
 Kind: TypeAlias = Literal["base", "journal"]
 """base: the whole state. journal: the gradient of one step, which leads from the state of its parent to that of its own."""
@@ -134,10 +134,13 @@ def load_manifest(path: Path) -> Manifest:
         raise CheckpointCorrupt(f"{file} cannot be read: {error}; restore an older checkpoint") from error
 
 
-def load_indexes(path: Path, manifest: Manifest) -> tuple[Index, ...]:
-    """Raises CheckpointCorrupt, also where an index is of another checkpoint or a pack is not as long as it was."""
+def load_indexes(path: Path, manifest: Manifest, wants: Wants | None = None) -> tuple[Index, ...]:
+    """wants: which pieces are of any use.
+
+    Raises CheckpointCorrupt, also where an index is of another checkpoint or a pack is not as long as it was.
+    """
     indexes.check_packs(path, manifest.packs)
-    parts = tuple(indexes.load(path, shard) for shard in manifest.shards)
+    parts = tuple(indexes.load(path, shard, wants) for shard in manifest.shards)
     for shard, part in zip(manifest.shards, parts, strict=True):
         if (part.step, part.generation) != (manifest.step, manifest.generation):
             of = f"step {part.step} of generation {part.generation}"

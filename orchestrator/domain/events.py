@@ -70,6 +70,20 @@ class ResizeRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRequested:
+    """A person wants a job to be saved and to hold no device until it is resumed."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequested:
+    """A person wants a paused job to go on, or one that is to pause to do so no longer."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CordonRequested:
     """A person wants nothing new placed on a node. drain: and jobs to leave it; remove: and then the node to go.
 
@@ -94,6 +108,8 @@ Command: TypeAlias = (
     | CancelRequested
     | CheckpointNow
     | ResizeRequested
+    | PauseRequested
+    | ResumeRequested
     | FaultRequested
     | NodeRequested
     | ReleaseRequested

@@ -3,6 +3,7 @@
     Probing -> Queued(reason) -> Starting(g) -> Running(g) -> Stopping(outcome) -> Succeeded | Failed | Cancelled
                                                 Running(g) -> Reforming(g, cause) -> Running(g+1)
     Reforming -> Queued where nothing fits; any state that is not terminal -> Stopping on cancel.
+    Queued -> Paused; Running -> Stopping(Paused) -> Paused, once everything is saved; Paused -> Queued.
 
 Each state holds only its own data; terminal is final. Values here hold no monotonic instants: a new supervisor restarts
 deadlines. Wall-clock instants are for people.
@@ -42,6 +43,8 @@ class JobStatus(StrEnum):
     RECOVERING = "RECOVERING"
     RESIZING = "RESIZING"
     STOPPING = "STOPPING"
+    PAUSING = "PAUSING"
+    PAUSED = "PAUSED"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -62,6 +65,8 @@ class Cause(StrEnum):
     """What it was restored from is not what was saved."""
     GROW = "grow"
     SHRINK = "shrink"
+    PAUSE = "pause"
+    """Training stopped for a pause that came to nothing."""
     BALANCE = "balance"
     """Its work is shared out anew, by how fast its devices are."""
     CONTACT_LOST = "contact_lost"
@@ -224,7 +229,14 @@ class Cancelled:
     at: float
 
 
-Outcome: TypeAlias = Succeeded | Failed | Cancelled
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """Nothing is held, and nothing is wanted until it is resumed. Not the end: see TERMINAL."""
+
+    at: float
+
+
+Outcome: TypeAlias = Succeeded | Failed | Cancelled | Paused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +247,7 @@ class Stopping:
     open_hosts: frozenset[NodeId]
 
 
-JobState: TypeAlias = Probing | Queued | Starting | Running | Reforming | Stopping | Succeeded | Failed | Cancelled
+JobState: TypeAlias = Probing | Queued | Starting | Running | Reforming | Stopping | Paused | Succeeded | Failed | Cancelled
 TERMINAL = (Succeeded, Failed, Cancelled)
 
 
@@ -290,6 +302,19 @@ class Looking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A job is to pause. told: the generation whose ranks were asked to make no step after one that they save; step: that
+    one, once they say so; failed: one that could not be saved, and why."""
+
+    told: Generation = Generation(0)
+    step: Step | None = None
+    failed: Step | None = None
+    why: str = ""
+    resumes: bool = False
+    """It was told too late that it need not: it goes on at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spare:
     """A host on an idle node whose ranks stand by. Its devices are this job's.
 
@@ -316,6 +341,7 @@ class JobRecord:
     profile: Profile | None = None
     size: Size | None = None
     """As it was last changed; None: as the job was submitted."""
+    pause: Pause | None = None
     generation: Generation = Generation(0)
     """The newest ever used."""
     committed: Step = Step(0)

@@ -145,11 +145,13 @@ class StopAfter:
 class SaveSoon:
     """Every rank of the generation saves its state after the same step, the next one that can be agreed on.
 
-    device: the rank that is told, and tells the others in its vote.
+    device: the rank that is told, and tells the others in its vote. rests: that step is the last one they make, until the
+    generation is closed; each says RankFinished.
     """
 
     generation: Generation
     device: Device
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,7 +371,7 @@ class CopiesSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinished:
-    """A rank has passed the last step and holds the final state."""
+    """A rank has passed the last step and holds the final state, or that of the step after which it was to rest."""
 
     device: Device
     generation: Generation

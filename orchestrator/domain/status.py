@@ -8,6 +8,7 @@
 | Reforming (a fault)            | RECOVERING |
 | Reforming (grow, shrink)       | RESIZING   |
 | Stopping                       | STOPPING   |
+| Stopping (to pause), Paused    | PAUSING, PAUSED |
 | Succeeded / Failed / Cancelled | the same   |
 """
 
@@ -22,6 +23,7 @@ from .job import (
     JobRecord,
     JobState,
     JobStatus,
+    Paused,
     Probing,
     Queued,
     Reforming,
@@ -32,7 +34,8 @@ from .job import (
 )
 
 TERMINAL_STATUSES = frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED})
-RESIZES = frozenset({Cause.GROW, Cause.SHRINK, Cause.BALANCE})
+RESIZES = frozenset({Cause.GROW, Cause.SHRINK, Cause.BALANCE, Cause.PAUSE})
+"""What was wanted, and is no recovery."""
 
 
 def status_of(state: JobState) -> JobStatus:
@@ -45,8 +48,12 @@ def status_of(state: JobState) -> JobStatus:
             return JobStatus.RUNNING
         case Reforming(fault=fault):
             return JobStatus.RESIZING if fault.cause in RESIZES else JobStatus.RECOVERING
+        case Stopping(outcome=Paused()):
+            return JobStatus.PAUSING
         case Stopping():
             return JobStatus.STOPPING
+        case Paused():
+            return JobStatus.PAUSED
         case Succeeded():
             return JobStatus.SUCCEEDED
         case Failed():
@@ -57,8 +64,10 @@ def status_of(state: JobState) -> JobStatus:
             assert_never(state)
 
 
-def contact_of(record: JobRecord) -> str:
-    """Which hosts of a running job are silent, in one sentence; empty where all answer."""
+def aside_of(record: JobRecord) -> str:
+    """What its state does not say: that it is to pause, or which hosts of a running job are silent; empty where neither."""
+    if record.pause is not None and not isinstance(record.state, Stopping):
+        return "it pauses as soon as its state is saved"
     silent = record.unreachable & frozenset(record.state.plan.nodes) if isinstance(record.state, Running) else frozenset()
     return f"contact with {', '.join(sorted(silent))} is lost; training goes on while steps commit" if silent else ""
 
@@ -77,6 +86,8 @@ def reason_of(state: JobState) -> str:
         case Reforming(fault=fault):
             return fault.message
         case Stopping(outcome=outcome):
+            if isinstance(outcome, Paused):
+                return "everything is saved, its hosts are being closed"
             after = status_of(outcome).value
             return (
                 f"closing hosts, then {after}: {outcome.message}"
@@ -85,6 +96,8 @@ def reason_of(state: JobState) -> str:
             )
         case Failed(message=message):
             return message
+        case Paused():
+            return "it was paused and holds no device; resume it to go on"
         case Succeeded() | Cancelled():
             return ""
         case _:

@@ -3,11 +3,12 @@
 | from      | may become                                              |
 |-----------|---------------------------------------------------------|
 | Probing   | Queued, Stopping or terminal                            |
-| Queued    | Queued (another reason), Starting, Stopping or terminal |
+| Queued    | Queued (another reason), Starting, Paused, Stopping or terminal |
 | Starting  | Starting, Running, Reforming, Queued, Stopping          |
 | Running   | Running, Reforming, Stopping                            |
 | Reforming | Reforming, Running, Queued, Stopping                    |
-| Stopping  | Stopping, terminal                                      |
+| Stopping  | Stopping, Paused, terminal                              |
+| Paused    | Queued, Stopping or terminal                            |
 | terminal  | nothing                                                 |
 """
 
@@ -17,6 +18,7 @@ from orchestrator.domain.job import (
     Cancelled,
     Failed,
     JobState,
+    Paused,
     Probing,
     Queued,
     Reforming,
@@ -30,11 +32,12 @@ _OVER = frozenset({Succeeded, Failed, Cancelled})
 
 ALLOWED: dict[type[JobState], frozenset[type[JobState]]] = {
     Probing: frozenset({Queued, Stopping}) | _OVER,
-    Queued: frozenset({Queued, Starting, Stopping}) | _OVER,
+    Queued: frozenset({Queued, Starting, Paused, Stopping}) | _OVER,
     Starting: frozenset({Starting, Running, Reforming, Queued, Stopping}),
     Running: frozenset({Running, Reforming, Stopping}),
     Reforming: frozenset({Reforming, Running, Queued, Stopping}),
-    Stopping: frozenset({Stopping}) | _OVER,
+    Stopping: frozenset({Stopping, Paused}) | _OVER,
+    Paused: frozenset({Queued, Stopping}) | _OVER,
     Succeeded: frozenset(),
     Failed: frozenset(),
     Cancelled: frozenset(),

@@ -19,7 +19,7 @@ from enum import StrEnum
 from orchestrator.domain.job import Cause, Failure
 from orchestrator.domain.spec import RecoverySpec
 
-NEVER_CHARGED = frozenset({Cause.GROW, Cause.SHRINK, Cause.BALANCE, Cause.CONTACT_LOST})
+NEVER_CHARGED = frozenset({Cause.GROW, Cause.SHRINK, Cause.BALANCE, Cause.PAUSE, Cause.CONTACT_LOST})
 BARREN = 3
 """Generations without progress after which another one would be the same."""
 

@@ -66,6 +66,7 @@ class Arena:
         self.saved_as: dict[Step, CheckpointKind | None] = {}
         """What is saved of a step, once it has passed."""
         self.stopping = False
+        self.resting = False
         """A rank that was asked to stop has said so in the vote."""
         self.followers: dict[Device, Callable[[Step], None]] = {}
         """Newcomers who are sent what it takes to apply a step."""
@@ -233,7 +234,7 @@ class Arena:
         if isinstance(self.form.restore, FromMemory) and not self.mirrored:
             self._save_if_due(rank)
         if self.step == self.spec.train.steps:
-            self._finish(rank)
+            self._finish(rank, self.step)
 
     # --- training ---------------------------------------------------------------------------------------------------------
 
@@ -261,6 +262,9 @@ class Arena:
         def vote(rank: SimRank) -> None:
             rank.voted = step
             self.stopping = self.stopping or rank.stop_after >= self.generation
+            if rank.rest >= self.generation:
+                self.resting = True
+                self.asked_for.add(step)
             if rank.save_soon == self.generation:
                 rank.save_soon = Generation(0)
                 self.asked_for.add(step)
@@ -300,7 +304,7 @@ class Arena:
             if not compares:
                 self._save_if_due(rank)
             if step == self.spec.train.steps:
-                self._finish(rank)
+                self._finish(rank, step)
 
         compares = bool(self.mirrored) and (self.saved_as.get(step) == "base" or self._is_every(step))
         self._each(BLINK_S, see, self._compare if compares else self._applied)
@@ -310,6 +314,9 @@ class Arena:
         self.at = Step(max(rank.memory.step for rank in self.here.values() if rank.memory))
         for _, follow in sorted(self.followers.items()):
             follow(self.at)
+        if self.resting and self._saves(self.at):
+            self._each(BLINK_S, lambda rank: self._finish(rank, self.at), _nothing)
+            return
         if not self.stopping or self.at == self.spec.train.steps:
             self._compute_next()
             return
@@ -390,11 +397,9 @@ class Arena:
             losses[0] += 1.0
         return Answer(step=step, norm=sum(losses), losses=tuple(losses), maxima=maxima(self.spec, step))
 
-    def _finish(self, rank: SimRank) -> None:
+    def _finish(self, rank: SimRank, step: Step) -> None:
         rank.finished = True
-        rank.host.rank_says(
-            rank, RankFinished(device=rank.device, generation=self.generation, step=Step(self.spec.train.steps))
-        )
+        rank.host.rank_says(rank, RankFinished(device=rank.device, generation=self.generation, step=step))
 
     def _save_if_due(self, rank: SimRank) -> None:
         assert rank.memory is not None

@@ -128,10 +128,10 @@ class SimHost:
             case StopAfter(generation=generation):
                 for _, rank in sorted(self.ranks.items()):
                     rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_stop(generation))  # type: ignore[misc]
-            case SaveSoon(generation=generation, device=device):
+            case SaveSoon(device=device):
                 if device in self.ranks:
                     rank = self.ranks[device]
-                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_save(generation))  # type: ignore[misc]
+                    rank.soon(0.0005, 0.005, lambda rank=rank: rank.ask_to_save(request))  # type: ignore[misc]
             case SetPacing(device=device):
                 if device in self.ranks:
                     rank = self.ranks[device]

@@ -20,6 +20,7 @@ from orchestrator.domain.protocol import (
     RankReady,
     RankReported,
     Restore,
+    SaveSoon,
     SetPacing,
 )
 from orchestrator.domain.sight import Traffic
@@ -106,6 +107,7 @@ class SimRank:
         self.newcomer: Copying | None = None
         self.stop_after = Generation(0)
         self.save_soon = Generation(0)
+        self.rest = Generation(0)
         self.pacing: SetPacing | None = None
         self.arena: Meeting | None = None
         self.session_of = Generation(0)
@@ -197,8 +199,11 @@ class SimRank:
     def ask_to_stop(self, generation: Generation) -> None:
         self.stop_after = max(self.stop_after, generation)
 
-    def ask_to_save(self, generation: Generation) -> None:
-        self.save_soon = generation
+    def ask_to_save(self, order: SaveSoon) -> None:
+        if order.rests:
+            self.rest = order.generation
+        else:
+            self.save_soon = order.generation
 
     def take_pacing(self, order: SetPacing) -> None:
         self.pacing = order

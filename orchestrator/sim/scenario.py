@@ -53,6 +53,8 @@ class Trouble(StrEnum):
     """Its owner wants a job larger, smaller, or of any size again."""
     CORDON = "cordon"
     """An operator cordons a node, has it drained or taken away, or lets it be used again."""
+    PAUSE = "pause"
+    """A job's owner pauses it and, some time later, resumes it."""
     CANCEL = "cancel"
     SLOW = "slow"
     """A device computes for several times as long, for a while."""
@@ -131,7 +133,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     if gentle and rng.random() < 0.5:
         harm = (Trouble.INJECT,)
     elif more.random() < 0.5:
-        harm = (*harm, Trouble.RESIZE, Trouble.CORDON)
+        harm = (*harm, Trouble.RESIZE, Trouble.CORDON, Trouble.PAUSE)
     troubles = harm if gentle else tuple(rng.sample(anything, rng.randint(3, len(anything))))
     if seed % 5 == 1:  # speeds are judged over seconds, so such jobs are longer
         troubles = (*troubles, *(Trouble.SLOW,) * len(troubles))

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from orchestrator.domain.events import Command, CordonRequested, ResizeRequested, UncordonRequested
+from orchestrator.domain.events import (
+    Command,
+    CordonRequested,
+    PauseRequested,
+    ResizeRequested,
+    ResumeRequested,
+    UncordonRequested,
+)
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import JobId, NodeId, Step
 from orchestrator.domain.job import TERMINAL, JobRecord, Running
@@ -156,6 +163,8 @@ class Troublemaker:
                 self._resize()
             case Trouble.CORDON:
                 self._cordon()
+            case Trouble.PAUSE:
+                self._pause()
             case Trouble.SLOW:
                 self._to_a_rank(trouble, self._slow)
             case Trouble.CANCEL:
@@ -200,6 +209,7 @@ class Troublemaker:
         self._vouch()
         world.store.commands.extend(UncordonRequested(node=node) for node in world.size)
         world.store.commands.extend(ResizeRequested(job=job, size=Size()) for job in sorted(world.records()))
+        world.store.commands.extend(ResumeRequested(job=job) for job in sorted(world.records()))
         for devices in (world.size[node] for node in sorted(set(self._nodes) & set(world.dead))):
             world.add_node(devices)
         if world.supervisor.is_dead or world.supervisor.dies_after_commit:
@@ -214,6 +224,16 @@ class Troublemaker:
         job, target = rng.choice(open_jobs), rng.choice((0, 0, 1, 2, 4, 6))
         world.note(f"* {job} is to have {target or 'any number of'} devices")
         world.store.commands.append(ResizeRequested(job=job, size=Size(target=target)))
+
+    def _pause(self) -> None:
+        world, rng = self._world, self._rng
+        open_jobs = [job for job, record in sorted(world.records().items()) if not isinstance(record.state, TERMINAL)]
+        if not open_jobs or self.is_quiet:
+            return
+        job, seconds = rng.choice(open_jobs), rng.choice((0.02, 1.0, 8.0))
+        world.note(f"* {job} is to pause, for {seconds} s")
+        world.store.commands.append(PauseRequested(job=job))
+        world.clock.after(seconds, lambda: world.store.commands.append(ResumeRequested(job=job)))
 
     def _cordon(self) -> None:
         world, rng = self._world, self._rng

@@ -51,6 +51,7 @@ from .joining import (
 )
 from .keeping import shard_not_saved, shard_saved
 from .losing import end_explained, host_lost, rank_exited
+from .pausing import rank_rests, rest_came_to_nothing
 from .reforming import begin_reform
 from .reporting import ask_for_patience, dispensable_suspects, give_up_silent, give_up_waiting, rank_reported
 from .sparing import give_up_slow_spares, spare_exited, spare_prepared
@@ -92,6 +93,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
         case ShardNotSaved():
             shard_not_saved(draft, said.event)
             asked_came_to_nothing(draft, said.event.step, said.event.message)
+            rest_came_to_nothing(draft, said.event.step, said.event.message)
         case CopiesSeen(copies=copies):
             copies_seen(draft, node, copies)
         case JoinerAt():
@@ -99,7 +101,7 @@ def host_said(draft: Draft, said: HostSaid) -> None:
         case JoinFailed():
             join_failed(draft, said.event)
         case RankFinished():
-            pass  # the commit of the last step and its checkpoint end a job; see training.finish_if_done
+            rank_rests(draft, said.event)  # the last step's commit and checkpoint end a job: training.finish_if_done
         case RanksStalled():
             ranks_stalled(draft, node, said.event)
         case RanksSeen():

@@ -33,11 +33,13 @@ from orchestrator.domain.events import (
     JobSubmitted,
     NodeRequested,
     NodesSeen,
+    PauseRequested,
     PlanChosen,
     ProgramProbed,
     ProgramRefused,
     ReleaseRequested,
     ResizeRequested,
+    ResumeRequested,
     StepRecord,
     UncordonRequested,
 )
@@ -65,6 +67,7 @@ from .hearing import contact_restored, deadline_passed, host_said, host_unheard
 from .keeping import checkpoint_committed, checkpoint_failed, checkpoints_pruned, commit_ready_checkpoints
 from .moving import leave_drained_hosts, look_again, resize
 from .pacing import keep_pace
+from .pausing import pause, rest_came_to_nothing, rest_where_asked, resume
 from .sparing import want_spares
 from .stopping import host_closed, stop
 from .testing import attend
@@ -135,6 +138,7 @@ class _Cycle:
                 keep_pace(draft)
                 balance(draft)
                 finish_if_done(draft)
+                rest_where_asked(draft)
             if not draft.is_over and self.nodes is not None:
                 nodes = {node.id: node for node in self.nodes}
                 want_spares(draft, nodes)
@@ -201,6 +205,10 @@ class _Cycle:
                 checkpoint_now(draft)
             case ResizeRequested(size=size):
                 resize(draft, size)
+            case PauseRequested():
+                pause(draft)
+            case ResumeRequested():
+                resume(draft)
             case CancelRequested():
                 stop(draft, Cancelled(at=self.now))
             case ProgramProbed(profile=profile, start=start):
@@ -218,6 +226,7 @@ class _Cycle:
             case CheckpointFailed(step=at_step, message=message):
                 checkpoint_failed(draft, at_step, message)
                 asked_came_to_nothing(draft, at_step, message)
+                rest_came_to_nothing(draft, at_step, message)
             case CheckpointsPruned():
                 checkpoints_pruned(draft, one)
             case HostSaid():

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.generation import Settlement
-from orchestrator.domain.job import Cause, Reforming
+from orchestrator.domain.job import Reforming
 from orchestrator.domain.protocol import KillRank
+from orchestrator.domain.status import RESIZES
 from orchestrator.recovery.breaker import rest_s
 from orchestrator.recovery.settle import settle
 
@@ -70,7 +71,7 @@ def _retire_worn(draft: Draft) -> None:
     forming, settlement = state.forming, state.closing.settlement
     if forming is None:
         return
-    bearable = 0 if state.fault.cause in (Cause.GROW, Cause.SHRINK, Cause.BALANCE) else MAX_STUCK
+    bearable = 0 if state.fault.cause in RESIZES else MAX_STUCK
     worn = [device for device, report in sorted(state.closing.reports.items()) if report.stuck > bearable]
     for device in worn:
         if device not in draft.record.pids or device not in forming.addresses:

@@ -1,19 +1,26 @@
-"""A job ends: the outcome is decided first, then every host is closed, then the state becomes terminal."""
+"""A job ends or is put aside: the outcome is decided first, then every host is closed, then it becomes the state."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cancelled, Failed, Outcome, Stopping, Succeeded
+from orchestrator.domain.job import Cancelled, Failed, Outcome, Paused, Queued, Stopping, Succeeded
 from orchestrator.domain.protocol import CloseHost
 
 from .draft import Draft
 
+AGAIN = "a plan is being chosen"
+
 
 def stop(draft: Draft, outcome: Outcome) -> None:
-    """Close every host and keep `outcome` until they are closed; a second outcome changes nothing."""
-    if draft.is_over or isinstance(draft.state, Stopping):
+    """Close every host and keep `outcome` until they are closed; a second outcome changes nothing, but for a pause."""
+    state = draft.state
+    if isinstance(state, Stopping) and isinstance(state.outcome, Paused):
+        draft.become(replace(state, outcome=outcome))
+        draft.set(pause=None)
+        return
+    if draft.is_over or isinstance(state, Stopping):
         return
     hosts = draft.record.hosts
     # What was asked for and not done yet is moot; the closing below is what counts.
@@ -55,7 +62,13 @@ def _end(draft: Draft, outcome: Outcome) -> None:
     draft.set(pids={}, listeners={}, outbox={}, plans={}, saving={}, copies={}, spares={}, at_risk="")
     draft.effects.clear()
     word = _word(outcome)
-    if isinstance(outcome, Failed):
+    if isinstance(outcome, Paused):
+        resumes = draft.record.pause is not None and draft.record.pause.resumes
+        draft.set(pause=None, save_asked=None, save_rests=False, save_failures=0, unsaved=(), last_step_at=None)
+        draft.say("paused", f"paused at step {draft.record.committed}, which is saved; no device is held")
+        if resumes:
+            draft.become(Queued(reason=AGAIN))
+    elif isinstance(outcome, Failed):
         where = f" (rank on {outcome.device}, exit code {outcome.exit_code})" if outcome.device else ""
         draft.say("ended", f"{word}{where}: {outcome.message}", log_tail=list(outcome.log_tail))
     else:
@@ -70,3 +83,5 @@ def _word(outcome: Outcome) -> str:
             return "FAILED"
         case Cancelled():
             return "CANCELLED"
+        case Paused():
+            return "PAUSED"

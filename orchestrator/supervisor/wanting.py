@@ -19,9 +19,9 @@ from .joining import advance_join, drop_join
 from .laddering import nothing_fits, planned
 from .moving import cannot_move, why_move
 from .sparing import reserved
-from .stopping import stop
+from .stopping import AGAIN, stop
 
-PLANNING = "a plan is being chosen"
+PLANNING = AGAIN
 
 
 def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
@@ -94,7 +94,7 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
             # One larger plan once all tests have ended, not one after each; and while a part of this one cannot be reached,
             # whatever were planned from the rest would be no larger.
             waits = record.join is not None or draft.ward.awaits_tests or _is_silent(plan, nodes)
-            waits = waits or (must and record.target is not None)
+            waits = waits or (must and record.target is not None) or record.pause is not None
             options = [] if waits else [trusted - draft.spare_devices]
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def everstep(state_dir: Path, *args: object) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args], env=env)
 
 
-def a_job(folder: Path, steps: int = 150) -> JobSpec:
+def a_job(folder: Path, steps: int = 80) -> JobSpec:
     text = folder / "text.txt"
     text.write_text(TEXT * 400)
     spec = a_spec(train={"steps": steps, "micro_batches": 4, "micro_batch_size": 1, "sequence": 32}, heads=2, kv_heads=2)
@@ -41,7 +42,7 @@ def a_job(folder: Path, steps: int = 150) -> JobSpec:
         spec,
         data=DataSpec(files=(str(text),)),
         parallel=ParallelSpec(tp=1, pp=1, dp=2),
-        checkpoint=CheckpointSpec(every=0),
+        checkpoint=CheckpointSpec(every=64, policy="journal", keep_last=1000),
     )
 
 
@@ -113,14 +114,14 @@ def test_a_job_whose_server_lost_everything_goes_on_and_its_curve_is_the_undistu
     try:
         with Client(up(state_dir, nodes).url) as client:
             first = client.submit(job_file(spec)).id
-            deadline, asked = time.monotonic() + 60, False
-            while (view := client.job(first)).checkpoint is None:
-                assert not view.is_over and time.monotonic() < deadline, view.reason
-                if view.step >= 5 and not asked:
-                    # It makes none by itself.
-                    asked = everstep(state_dir, "ckpt", "now", first, "--json").exit_code == 0
+            deadline, begun = time.monotonic() + 60, 0
+            while not begun:
+                assert time.monotonic() < deadline, client.job(first).reason
+                found = [one for one in client.checkpoints(first) if one.step > 5]
+                # One after which another entry was made, whose vote says what the step after it has to give.
+                begun = next((a.step for a, b in pairwise(found[::-1]) if a.kind == b.kind == "entry"), 0)
                 time.sleep(0.02)
-            spent("trained, and a checkpoint has been asked for")
+            spent("trained, and entries are kept")
             losses = {step.step: step.loss for step in client.all_metrics(first)}
         down(state_dir)
         spent("down")
@@ -128,14 +129,16 @@ def test_a_job_whose_server_lost_everything_goes_on_and_its_curve_is_the_undistu
         with Client(up(state_dir, nodes).url) as client:
             spent("up again")
             assert not client.jobs().jobs, "nothing is known any more"
-            result = everstep(state_dir, "adopt", state_dir / "jobs" / first, "--json")
+            result = everstep(state_dir, "adopt", state_dir / "jobs" / first, "--step", begun, "--json")
             assert result.exit_code == 0, result.output
             spent("adopted")
             adopted = json.loads(result.stdout)
-            assert adopted["adopted_from"] == first and 5 < adopted["step"] < spec.train.steps
+            assert (adopted["adopted_from"], adopted["step"]) == (first, begun)
             job = client.wait(adopted["id"], 180)
             assert job.succeeded, job.reason
             spent("trained to the end")
+            proven = f"step {begun + 1} came out as after the checkpoint of step {begun}"
+            assert [one.message for one in client.history(job.id) if one.type == "checkpoint_proven"] == [proven]
             after = {step.step: step.loss for step in client.all_metrics(job.id)}
             assert sorted(after) == list(range(adopted["step"] + 1, spec.train.steps + 1))
     finally:

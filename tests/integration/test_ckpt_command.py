@@ -18,7 +18,7 @@ from orchestrator.domain.ids import Generation, NodeId, Step
 from orchestrator.domain.job import Failed, Running
 from tests.builders import a_device, a_plan
 from tests.desk import NOW
-from tests.saved import save, state_of
+from tests.saved import gradient_of, save, save_entry, state_of, updated
 from tests.served import Served, eventually, serve
 from tests.tiny_model import a_spec
 
@@ -78,6 +78,44 @@ def test_checkpoints_are_compared_element_by_element(job: Path, tmp_path: Path) 
     assert found["steps"] == [5, 6] and not found["only_a"] + found["only_b"]
     assert "layers.1.q" in everstep("ckpt", "diff", first.path, second.path).output
     assert "alike in every bit" in everstep("ckpt", "diff", job, first.path).output
+
+
+def test_a_journals_entries_are_checked_compared_and_exported_through_what_they_are_read_through(
+    job: Path, tmp_path: Path
+) -> None:
+    folder, state = job / "checkpoints", state_of(SPEC)
+    base = save(folder, SPEC, state, step=5)
+    entries = []
+    for step in (6, 7):
+        state = updated(SPEC, state, gradient_of(SPEC, step), step)
+        entries.append(save_entry(folder, SPEC, gradient_of(SPEC, step), step))
+    whole = save(tmp_path / "other", SPEC, state, step=7)
+    assert "alike in every bit" in everstep("ckpt", "diff", entries[1].path, whole.path).output
+    changed = json.loads(everstep("ckpt", "diff", base.path, entries[0].path, "--json").stdout)
+    assert changed["steps"] == [5, 6] and {one["kind"] for one in changed["unlike"]} == {"p", "m", "v"}
+    assert changed["shared_bytes"] == base.manifest.total_bytes, "of an entry all but its gradient is its base's"
+    assert changed["new_bytes"] == entries[0].manifest.new_bytes
+    for out, found in (("one", entries[1].path), ("other", whole.path)):
+        assert everstep("ckpt", "export", found, tmp_path / out / "model").exit_code == 0
+    models = [(tmp_path / out / "model" / "model.safetensors").read_bytes() for out in ("one", "other")]
+    assert models[0] == models[1]
+    spoil(job, entries[0])
+    damaged = everstep("ckpt", "verify", job, "--json")
+    assert damaged.exit_code == 3 and "00000006" in json.loads(damaged.stdout)["bad"][0], "what it is read through is bad"
+    assert everstep("ckpt", "verify", base.path).exit_code == 0
+    said = everstep("ckpt", "export", entries[1].path, tmp_path / "third")
+    assert said.exit_code == 1 and "restore an older checkpoint" in said.stderr and not (tmp_path / "third").exists()
+
+
+def test_what_a_kept_entry_is_read_through_is_not_removed(job: Path) -> None:
+    folder = job / "checkpoints"
+    old, base = (save(folder, SPEC, state_of(SPEC, step), step=step) for step in (3, 5))
+    entries = [save_entry(folder, SPEC, gradient_of(SPEC, step), step) for step in (6, 7)]
+    removed = everstep("ckpt", "gc", job, "--keep-last", 1, "--remove", "--json")
+    assert removed.exit_code == 0, removed.output
+    assert {Path(path) for path in json.loads(removed.stdout)["kept"]} == {base.path, *(one.path for one in entries)}
+    assert not old.path.exists() and everstep("ckpt", "verify", job).exit_code == 0
+    assert manifest.latest(folder) == entries[1].reference
 
 
 def test_what_nobody_needs_is_shown_first_and_removed_when_asked(job: Path) -> None:

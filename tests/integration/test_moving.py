@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.domain.cluster import NodeStatus
-from orchestrator.domain.events import CancelRequested, CordonRequested, ResizeRequested
+from orchestrator.domain.events import CancelRequested, CordonRequested, PauseRequested, ResizeRequested, ResumeRequested
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cancelled, JobRecord, Running
+from orchestrator.domain.job import Cancelled, JobRecord, Paused, Running
 from orchestrator.domain.size import Size
 from orchestrator.domain.spec import ParallelSpec
 from tests.jobs import ENDLESS, a_job, largest_gap
@@ -21,7 +21,7 @@ from tests.rig import JOB, a_rig
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_resizes_and_a_drain_cost_no_step_and_leave_the_curve_as_it_was(tmp_path: Path) -> None:
+def test_resizes_a_drain_and_a_pause_cost_no_step_and_leave_the_curve_as_it_was(tmp_path: Path) -> None:
     spec = replace(a_job(steps=ENDLESS, learning_rate=1e-3), parallel=ParallelSpec(tp=1, pp=1))
 
     async def scenario() -> None:
@@ -43,12 +43,21 @@ def test_resizes_and_a_drain_cost_no_step_and_leave_the_curve_as_it_was(tmp_path
                 left.append(state.plan.nodes[0])
                 await rig.store.command(CordonRequested(node=left[0], drain=True, remove=True))
 
+            async def pause_and_resume() -> None:
+                await rig.store.command(PauseRequested(job=JOB))
+                while not isinstance((await rig.store.get(JOB)).state, Paused):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                now = await rig.store.get(JOB)
+                assert not now.hosts and now.checkpoint is not None and now.checkpoint.step == now.committed
+                await rig.store.command(ResumeRequested(job=JOB))
+
             # Each is asked for two steps after what came before has come true.
             script = [
                 (size_is(3), lambda: resize(1)),
                 (size_is(1), lambda: resize(2)),
                 (size_is(2), drain),
-                (is_off, lambda: resize(0)),
+                (is_off, pause_and_resume),
+                (size_is(2), lambda: resize(0)),
                 (size_is(2), lambda: rig.store.command(CancelRequested(job=JOB))),
             ]
             seen = 0

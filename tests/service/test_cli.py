@@ -23,8 +23,10 @@ from orchestrator.domain.events import (
     CheckpointNow,
     CordonRequested,
     NodeRequested,
+    PauseRequested,
     ReleaseRequested,
     ResizeRequested,
+    ResumeRequested,
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
@@ -264,6 +266,8 @@ def test_commands_reach_the_supervisor(served: Served) -> None:
             "nodes drain node-1",
             "nodes rm node-1 --deadline 30",
             "scale job-1 4 --max 8",
+            "pause job-1",
+            "resume job-1",
             "kill rank job-1 3",
             "kill node node-1",
         )
@@ -277,6 +281,8 @@ def test_commands_reach_the_supervisor(served: Served) -> None:
         CordonRequested,
         CordonRequested,
         ResizeRequested,
+        PauseRequested,
+        ResumeRequested,
         FaultRequested,
         FaultRequested,
     ]

@@ -37,7 +37,7 @@ from orchestrator.domain.protocol import (
     StopAfter,
 )
 from orchestrator.domain.quarantine import Quarantine
-from tests import balanced, believed, copied, doubts, journals, moved, samples
+from tests import balanced, believed, copied, doubts, journals, moved, paused, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -80,6 +80,10 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "copied-records-1": (JobRecord, (copied.RECORD,)),
     "moved-inputs-1": (Input, moved.INPUTS),
     "moved-records-1": (JobRecord, (moved.RECORD,)),
+    "paused-inputs-1": (Input, paused.INPUTS),
+    "paused-states-1": (JobState, paused.STATES),
+    "paused-requests-1": (HostRequest, paused.REQUESTS),
+    "paused-records-1": (JobRecord, (paused.RECORD,)),
     "cordons-1": (tuple[Cordon, ...], (moved.CORDONS,)),
     "balanced-events-1": (HostEvent, balanced.HOST_EVENTS),
     "balanced-records-1": (JobRecord, (balanced.RECORD,)),
@@ -107,7 +111,7 @@ def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
     later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS, *believed.INPUTS)
-    later += (*moved.INPUTS, *journals.REQUESTS, *copied.HOST_EVENTS)
+    later += (*moved.INPUTS, *journals.REQUESTS, *copied.HOST_EVENTS, *paused.INPUTS, *paused.STATES)
     assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 
 

@@ -14,10 +14,10 @@ from orchestrator.adapters.manifest import CheckpointCorrupt
 from orchestrator.adapters.starting_point import find, start_of
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.errors import Refused
-from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.ids import Generation, Rank, Step
 from orchestrator.domain.layout import buckets
 from orchestrator.domain.spec import DataSpec, JobSpec, ParallelSpec
-from tests.saved import a_plan, save, state_of
+from tests.saved import a_plan, answer_of, gradient_of, save, save_entry, state_of, updated
 from tests.tiny_model import a_spec
 from worker.data import sources
 from worker.programs.causal_lm import PROGRAM
@@ -85,6 +85,37 @@ def test_the_same_step_has_to_come_out_as_it_did_and_another_may_not_be_compared
     assert start(replace(spec, train=replace(spec.train, seed=9))) == found.reference
     text.write_text("jumps over the lazy dog\n" * 40)
     assert start(spec) == found.reference
+
+
+def test_of_a_journal_any_entry_will_do_and_the_next_one_says_what_its_first_step_has_to_give(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox\n" * 40)
+    spec = replace(SPEC, data=DataSpec(files=(str(text),)))
+    state = state_of(spec)
+    folder = tmp_path / "saved"
+    base = save(folder, spec, state, step=1)
+    entries = [save_entry(folder, spec, gradient_of(spec, step), step) for step in (2, 3)]
+    profile = replace(PROGRAM.describe(spec), text_sha256=sources.digest(sources.load(spec.data)))
+
+    def start(path: Path, **asked: object) -> CheckpointRef | None:
+        wanted = replace(spec.checkpoint, restore_from=str(path), **asked)  # type: ignore[arg-type]
+        return start_of(replace(spec, checkpoint=wanted), profile)
+
+    assert start(base.path) == replace(base.reference, after=answer_of(2).losses)
+    assert start(entries[0].path) == replace(entries[0].reference, after=answer_of(3).losses)
+    newest = start(folder)
+    assert newest == entries[1].reference and (newest.kind, newest.depth, newest.step) == ("journal", 2, 3)
+    note(replace(entries[1].reference, bits="tp2 on cpu", after=(1.5, 2.5)))
+    told = start(folder)
+    assert told is not None and (told.bits, told.after) == ("tp2 on cpu", (1.5, 2.5)), "what was noted is known better"
+    assert start(folder, weights_only=True) == replace(entries[1].reference, step=Step(0), answer=None)
+    for step in (2, 3):
+        state = updated(spec, state, gradient_of(spec, step), step)
+    held = Holdings(buckets(a_plan(profile.num_layers), profile), Rank(0), None, Generation(1), torch.device("cpu"))
+    from_checkpoint(held, entries[1].path)
+    for piece in held.owned_pieces:
+        part, values = piece.interval, held.state[:, piece.offset : piece.offset + len(piece.interval)]
+        assert torch.equal(values[0], state[part.line][0, part.start : part.stop]) and not values[1:].any()
 
 
 def test_weights_alone_begin_a_job_at_step_0_with_moments_of_zero(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class _Task:
 
 def _tasks(path: Path, wanted: Sequence[Wanted]) -> list[_Task]:
     """Content that several pieces have in common is read once."""
-    stored = _stored(path)
+    stored = _stored(path, wanted)
     tasks: dict[tuple[str, int, str], _Task] = {}
     for want in wanted:
         interval, into = want.interval, want.into.numpy().view(np.uint8)
@@ -94,9 +94,20 @@ def _tasks(path: Path, wanted: Sequence[Wanted]) -> list[_Task]:
     return list(tasks.values())
 
 
-def _stored(path: Path) -> dict[tuple[str, str], list[IndexedPiece]]:
+def _stored(path: Path, wanted: Sequence[Wanted]) -> dict[tuple[str, str], list[IndexedPiece]]:
+    """Of what is wanted, and of little else: an index is of all that a device had."""
+    spans: dict[tuple[str, str], tuple[int, int]] = {}
+    for want in wanted:
+        interval = want.interval
+        low, high = spans.get((interval.line, want.kind), (interval.start, interval.stop))
+        spans[interval.line, want.kind] = min(low, interval.start), max(high, interval.stop)
+
+    def wants(line: str, kind: str, start: int, stop: int) -> bool:
+        low, high = spans.get((line, kind), (0, 0))
+        return start < high and low < stop
+
     found: dict[tuple[str, str], list[IndexedPiece]] = defaultdict(list)
-    for part in load_indexes(path, load_manifest(path)):
+    for part in load_indexes(path, load_manifest(path), wants):
         for piece in part.pieces:
             found[piece.line, piece.kind].append(piece)
     for pieces in found.values():
