@@ -9,7 +9,7 @@ import faulthandler
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -31,6 +31,11 @@ class Job:
     order: OpenHost
     program: Program
     tokens: torch.Tensor
+    rehearses: bool = False
+    """Who is born to it does a step in miniature before it takes orders, and says then that it stands by."""
+
+    def rehearsing(self) -> Job:
+        return replace(self, rehearses=True)
 
 
 class Inherited(NamedTuple):

@@ -32,7 +32,7 @@ from .orders import Orders
 
 STUCK_S = 0.05
 """Leaving takes a few milliseconds; who is still in a transfer after this long is taken for stuck."""
-_BACKLOG_S = 0.2
+_BACKLOG_S = 1.0
 """The longest a backlog made by the training thread goes unnoticed."""
 
 

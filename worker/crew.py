@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,8 @@ class Crew:
         """Every process that has not been told dead yet, by seat number."""
         self._at: dict[Device, Seat] = {}
         """The newest seat of each device."""
+        self._understudies: dict[Device, Seat] = {}
+        """Forked ahead, to take the place of whoever is there; see fork_ahead."""
         self._last_seat = 0
         self._preparations: list[_Preparation] = []
         self._dumps: set[asyncio.Task[None]] = set()
@@ -84,12 +86,17 @@ class Crew:
     @property
     def seats(self) -> tuple[Seat, ...]:
         """Of every process that has not been told dead yet."""
-        return tuple(self._seats.values())
+        return tuple(seat for seat in self._seats.values() if not seat.is_understudy)
 
     @property
     def at(self) -> Mapping[Device, Seat]:
         """The newest seat of each device."""
         return self._at
+
+    @property
+    def understudies(self) -> Mapping[Device, int]:
+        """Pids of those that could take over now."""
+        return {device: seat.pid for device, seat in self._understudies.items() if seat.is_living and seat.stands_by}
 
     @property
     def zygote_pid(self) -> int:
@@ -115,6 +122,20 @@ class Crew:
                 self.post(self._at[device], order_frame(StandBy(plan=request.stand_by)))
         self._preparations.append(_Preparation(request))
         self._answer_preparations()
+
+    def fork_ahead(self, wanted: Collection[Device]) -> None:
+        """Have an idle process for each of these devices and no other, so that nobody waits for a fork after a death.
+
+        One more of them is forked each time this is called, once the one before has rehearsed.
+        """
+        for device in self._understudies.keys() - set(wanted):
+            self._understudies.pop(device).kill("nobody will need it")
+        if self._failed or self._closing or any(not seat.stands_by for seat in self._understudies.values()):
+            return
+        for device in wanted:
+            if device not in self._understudies:
+                self._understudies[device] = self._fork(device, Generation(0), is_understudy=True)
+                return
 
     def stands_by(self, seat: Seat) -> None:
         """It said so; whoever asked for it is told once all of them do."""
@@ -174,14 +195,24 @@ class Crew:
     # --- births -----------------------------------------------------------------------------------------------------------
 
     def _spawn(self, device: Device, generation: Generation) -> None:
+        if device in self.understudies:
+            seat = self._understudies.pop(device)
+            seat.take_over(generation)
+        else:
+            seat = self._fork(device, generation)
+        self._at[device] = seat
+        self._spawned(seat)
+
+    def _fork(self, device: Device, generation: Generation, *, is_understudy: bool = False) -> Seat:
         self._last_seat += 1
         seat, fds = open_seat(self._last_seat, device, generation, self._address, self._log_dir)
-        self._seats[seat.number] = self._at[device] = seat
+        seat.is_understudy = is_understudy
+        self._seats[seat.number] = seat
         asyncio.get_running_loop().add_reader(seat.channel, self._rank_speaks, seat)
-        self._zygote.fork(seat.number, device.index, fds)
+        self._zygote.fork(seat.number, device.index, fds, rehearses=is_understudy)
         for fd in fds:
             os.close(fd)
-        self._spawned(seat)
+        return seat
 
     def _zygote_said(self, message: dict[str, Any], fd: int) -> None:
         match message["kind"]:
@@ -225,7 +256,7 @@ class Crew:
             # The end of a device's last process is told before its successor is: a supervisor knows one process a device.
             told = all(
                 self._at.get(seat.device) is seat or (seat.is_ending and not self._keeps_memory)
-                for seat in self._seats.values()
+                for seat in self.seats
                 if seat.device in seats
             )
             if len(ready) == len(seats) and told:
@@ -268,6 +299,12 @@ class Crew:
         if seat.pidfd >= 0:
             loop.remove_reader(seat.pidfd)
         self._rank_speaks(seat)  # what it said before it ended comes before its end
+        if seat.is_understudy:
+            if self._understudies.get(seat.device) is seat:
+                del self._understudies[seat.device]
+            seat.close()
+            self._note_if_empty()
+            return
         if self._at.get(seat.device) is seat:
             del self._at[seat.device]
         self._tell(seat.exit_event(exit_code, seat.is_finished))

@@ -46,6 +46,9 @@ def checksum(rows: torch.Tensor) -> torch.Tensor:
 
     No single flip goes unseen here either; that elements have changed places does.
     """
+    if rows.shape[1] % 2 == rows.storage_offset() % 2 == rows.stride(0) % 2 == 0 and rows.stride(1) == 1:
+        # As below, all rows at once: this is asked for twice in every step.
+        return (rows.view(torch.int64).sum(1) * _odd(rows.shape[0], rows.device)).sum()
     even = rows.shape[1] - rows.shape[1] % 2
     total = torch.zeros((), dtype=torch.int64, device=rows.device)
     for number, row in enumerate(rows):
@@ -67,6 +70,11 @@ def _power(exponent: int) -> int:
 def _powers(count: int, device: torch.device) -> torch.Tensor:
     """What each of `count` slices in a row is multiplied by in the end."""
     return torch.tensor([_power(count - 1 - place) for place in range(count)], dtype=torch.int64, device=device)
+
+
+@cache
+def _odd(count: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, 2 * count, 2, dtype=torch.int64, device=device)
 
 
 @cache

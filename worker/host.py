@@ -14,7 +14,7 @@ import asyncio
 import shutil
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
@@ -68,10 +68,11 @@ from .outbox import Outbox
 from .page.reader import Sight
 from .processes import look_at
 from .seat import Seat
-from .watch import LOOK_S
 
 _ISOLATION_S = 0.5
 _MAX_OUTCOMES = 4096
+AHEAD_S = 2.0
+"""After a generation's first step; what is forked then takes processors from nobody who waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +80,14 @@ class Heartbeat:
     """What a poll says besides events: the ranks' pages, for whoever looks for hangs."""
 
     term: Term
-    ranks: dict[Device, Sight]
+    sights: Callable[[], dict[Device, Sight]]
+    """Taken when they are asked for: a supervisor's poll does not."""
     looks: int = 0
     """How often the ranks have been looked at: a number that stands still is a watch that is dead."""
+
+    @property
+    def ranks(self) -> dict[Device, Sight]:
+        return self.sights()
 
 
 class Host:
@@ -108,12 +114,15 @@ class Host:
         self._ending: asyncio.Future[None] | None = None
         self._formed = Generation(0)
         self._closed = Generation(0)
+        self._first_step = Generation(0), 0.0
+        """The newest generation that has committed one here, and when."""
         now = time.monotonic()
         self._isolation = Isolation(heard_at=now, moved_at=now, grace_s=isolation_grace_s)
         self._lookout: Lookout | None = None
         self._copies = Copies()
         self._sweeping: asyncio.Future[None] | None = None
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._copies_due = 0.0
+        self._watching: asyncio.TimerHandle | None = None
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
 
@@ -156,7 +165,7 @@ class Host:
         self._hear(term)
         envelopes = await self._outbox.fetch(after, timeout_s, acked)
         self._hear(term)
-        return envelopes, Heartbeat(term=self._term, ranks=self.sights(), looks=self._lookout.looks if self._lookout else 0)
+        return envelopes, Heartbeat(term=self._term, sights=self.sights, looks=self._lookout.looks if self._lookout else 0)
 
     def sights(self) -> dict[Device, Sight]:
         return {device: seat.page.look() for device, seat in self._crew.at.items()} if self._crew else {}
@@ -165,6 +174,11 @@ class Host:
     def zygote_pid(self) -> int:
         """0 where there is none."""
         return self._crew.zygote_pid if self._crew else 0
+
+    @property
+    def understudies(self) -> Mapping[Device, int]:
+        """Pids of processes that stand by to replace one of this host's ranks."""
+        return self._crew.understudies if self._crew else {}
 
     @property
     def saver_pid(self) -> int:
@@ -231,8 +245,6 @@ class Host:
             self._sweeping = asyncio.ensure_future(asyncio.to_thread(_sweep_left, mine))
         self._lookout = Lookout(tells_waits=recovery.backend == "links", hang_s=recovery.hang_s)
         self._watch_ranks()
-        self._watch_copies()
-        self._watch_isolation()
 
     def _form(self, form: FormGeneration) -> None:
         crew = self._opened_crew()
@@ -328,8 +340,8 @@ class Host:
 
     async def _close(self) -> None:
         self._closing = True
-        for timer in self._timers.values():
-            timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         await self._examination.close()
         if self._crew is not None and self._dispatch is not None:
             await asyncio.gather(self._dispatch.close(), self._crew.close())
@@ -344,6 +356,8 @@ class Host:
     def _take_in(self, seat: Seat, said: FromRank) -> None:
         match said:
             case Passed(generation=generation, answer=answer):
+                if generation > self._first_step[0]:
+                    self._first_step = generation, time.monotonic()
                 if computed_s := seat.page.computed_s():
                     self._outbox.add_pace(generation, seat.device, computed_s)
                 if self._outbox.add_passed(generation, answer, time.time()):
@@ -382,14 +396,23 @@ class Host:
     # --- watching ---------------------------------------------------------------------------------------------------------
 
     def _watch_ranks(self) -> None:
-        self._timers["ranks"] = asyncio.get_running_loop().call_later(LOOK_S, self._watch_ranks)
-        if (stalled := self._look()) is not None:
-            self._outbox.add(stalled)
+        assert self._lookout is not None
+        try:
+            if (stalled := self._look()) is not None:
+                self._outbox.add(stalled)
+            if time.monotonic() - (self._isolation.judged_at or 0.0) >= _ISOLATION_S:
+                self._judge_isolation()
+            self._look_at_copies(time.monotonic())
+            self._fork_ahead()
+        finally:
+            self._watching = asyncio.get_running_loop().call_later(self._lookout.look_again_s, self._watch_ranks)
 
-    def _watch_copies(self) -> None:
-        self._timers["copies"] = asyncio.get_running_loop().call_later(COPIES_EVERY_S, self._watch_copies)
+    def _look_at_copies(self, now: float) -> None:
+        if now < self._copies_due:
+            return
+        self._copies_due = now + COPIES_EVERY_S
         assert self._dispatch is not None
-        if (seen := self._copies.look(time.monotonic(), self._opened_crew().at, self._dispatch.under_way())) is not None:
+        if (seen := self._copies.look(now, self._opened_crew().at, self._dispatch.under_way())) is not None:
             self._outbox.add_latest(seen)
 
     def _look(self) -> RanksStalled | None:
@@ -397,8 +420,16 @@ class Host:
         # Whoever does not leave a closed generation is another rule's.
         return self._lookout.look(self._opened_crew().at if self._formed > self._closed else {})
 
-    def _watch_isolation(self) -> None:
-        self._timers["isolation"] = asyncio.get_running_loop().call_later(_ISOLATION_S, self._watch_isolation)
+    def _fork_ahead(self) -> None:
+        """Once a generation trains and has trained for a moment, who would replace its ranks is made ready."""
+        generation, at = self._first_step
+        if self._order is None or self._order.spec.train.device == "cuda":
+            return  # memory of a device is for who trains on it
+        if generation == self._formed > self._closed and time.monotonic() - at > AHEAD_S:
+            crew = self._opened_crew()
+            crew.fork_ahead([device for device, seat in crew.at.items() if seat.is_living and seat.formed == generation])
+
+    def _judge_isolation(self) -> None:
         now, allowed_s = time.monotonic(), self._opened_order().spec.recovery.max_isolation_s
         verdict = self._isolation.judge(now, allowed_s)
         for seat in self._opened_crew().seats if verdict else ():

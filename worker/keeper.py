@@ -62,12 +62,14 @@ class Zygote:
         loop.add_reader(self._socket, self._listen)
         loop.add_reader(self._pidfd, self._bury)
 
-    def fork(self, seat: int, index: int, fds: tuple[int, ...]) -> None:
-        """Ask for a rank; answered by "forked"."""
+    def fork(self, seat: int, index: int, fds: tuple[int, ...], *, rehearses: bool = False) -> None:
+        """Ask for a rank; answered by "forked". rehearses: it is not needed yet, and says when it stands by."""
         if self._socket is None:
             return
         with suppress(BrokenPipeError, ConnectionResetError):  # its end is about to be told
-            socket.send_fds(self._socket, [json.dumps({"seat": seat, "index": index}).encode()], list(fds))
+            socket.send_fds(
+                self._socket, [json.dumps({"seat": seat, "index": index, "rehearses": rehearses}).encode()], list(fds)
+            )
 
     def kill(self) -> None:
         """SIGKILL to it and to whatever its ranks have started."""

@@ -16,7 +16,7 @@ from orchestrator.domain.sight import RankSight
 from .page.reader import members_in
 from .processes import look_at
 from .seat import Seat
-from .watch import Process, Watch, in_words
+from .watch import CALM_LOOK_S, LOOK_S, Process, Watch, in_words
 
 
 class Lookout:
@@ -31,6 +31,11 @@ class Lookout:
     @property
     def looked_s_ago(self) -> float:
         return time.monotonic() - self._watch.looked_at
+
+    @property
+    def look_again_s(self) -> float:
+        """Soon where a rank has not moved since the last look; while all do, a look costs more than it shows."""
+        return LOOK_S if self._watch.sees_stillness else CALM_LOOK_S
 
     def begin(self, generation: Generation) -> None:
         """What was learned belongs to the generation before, and goes with it."""

@@ -1,7 +1,8 @@
 """A host's events on their way to a supervisor: numbered, kept until acknowledged, delivered in order.
 
 It owns numbers, the merging of passed steps and who is woken when; it refuses to know where events come from. Votes seen
-to pass are routine: they travel with the next urgent event, or FLUSH_S later.
+to pass are routine: they travel with the next urgent event, or at the next tick of the wall clock. All hosts tick at once,
+so that a supervisor takes a job's steps in and records them once, not once for each host.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.protocol import CopiesSeen, Envelope, HostEvent, RankExited, StepsPassed
 
-FLUSH_S = 0.2
+TICK_S = 0.5
+"""As long as a supervisor lets a poll wait: the next poll ends with the next tick, not besides."""
+FIRST_S = 0.02
+"""After a generation's first step, which ends an incident."""
 MAX_BATCH = 1000
 """Envelopes in one delivery."""
 MAX_ANSWERS = 20_000
@@ -63,14 +67,16 @@ class Outbox:
 
     def add_passed(self, generation: Generation, answer: Answer, at: float) -> bool:
         """A vote seen to pass; False where another rank of this host has said so already."""
-        if answer.step <= self._seen.get(generation, Step(0)):
+        before = self._seen.get(generation)
+        if before is not None and answer.step <= before:
             return False
         self._seen[generation] = answer.step
         for old in sorted(self._seen)[:-4]:
             del self._seen[old]
         self._routine.append((generation, answer, at))
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_and_wake)
+            delay_s = FIRST_S if before is None else TICK_S - time.time() % TICK_S
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._flush_and_wake)
         return True
 
     def add_pace(self, generation: Generation, device: Device, computed_s: float) -> None:

@@ -12,6 +12,7 @@ it knows and holds, reports and goes on, and the old one ends silently when it c
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -32,7 +33,7 @@ from .control import Control
 from .faultpoints import faultpoint
 from .faults import Faults
 from .loop import Trainer
-from .mail import BROKEN, Channel, Passed, Raised, Said, passed_frame, said_frame
+from .mail import BROKEN, Channel, Passed, Raised, Said, StandsBy, passed_frame, said_frame
 from .member import Member
 from .orders import Orders
 from .page.writer import PageWriter
@@ -40,6 +41,7 @@ from .parallel.device import device_of
 from .parallel.guard import Replaced
 from .parting import exit_code, in_one_line
 from .progress import Progress, Relay
+from .warming import warm
 
 _SWITCH_INTERVAL_S = 0.001
 _LAST_WORDS_S = 0.5
@@ -90,6 +92,8 @@ class _Rank:
 
     def _train(self) -> int:
         try:
+            if self._job.rehearses and self._member is None:
+                self._rehearse()
             self._member = self._member or self._first_member()
             self._member.serve()
         except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -99,6 +103,14 @@ class _Rank:
             self._say(Raised(message=in_one_line(error)))
             self._drain()
             return exit_code(error)
+
+    def _rehearse(self) -> None:
+        """What a first step touches becomes this process's own now, page by page, not when others wait for it."""
+        order = self._job.order
+        warm(order.spec, order.profile, self._job.program)
+        gc.collect()
+        gc.freeze()
+        self._say(StandsBy())
 
     def _first_member(self) -> Member:
         order, progress = self._job.order, self._own_progress()

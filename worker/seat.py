@@ -54,6 +54,8 @@ class Seat:
     """Last generation it reported for."""
     stands_by: bool = False
     """It is built as far as it can be without a role."""
+    is_understudy: bool = False
+    """Nobody but its host knows of it: it was forked before it is needed."""
     is_finished: bool = False
     raised: str = ""
     doomed: str = ""
@@ -81,6 +83,13 @@ class Seat:
         self.fork_s = time.monotonic() - self.requested_at
         if self.doomed:
             self._kill()
+
+    def take_over(self, generation: Generation) -> None:
+        """An understudy becomes the process on its device, for `generation`."""
+        self.is_understudy = self.stands_by = False
+        self.born = self.prepared = generation
+        self.log_start = self.log.stat().st_size if self.log.exists() else 0
+        self.fork_s = 0.0  # paid before it was needed
 
     def kill(self, why: str) -> None:
         """SIGKILL, exactly this process: a pidfd never means another one that was given the same number."""

@@ -26,7 +26,9 @@ from orchestrator.domain.sight import Phase
 from .page.reader import Glance
 
 LOOK_S = 0.1
-"""How often somebody should look."""
+"""How often somebody should look, as soon as a rank stands still,"""
+CALM_LOOK_S = 0.2
+"""and while all of them move."""
 STOPPED_S = 0.4
 ASLEEP_X, BURNING_X, WAIT_X = 5.0, 20.0, 4.0
 CURIOUS_S = 0.15
@@ -133,6 +135,11 @@ class Watch:
         for device in self._still.keys() - glances.keys():
             del self._still[device]
         return tuple([d for d, glance in glances.items() if self._judge(d, glance, now, passed_s, process_of)])
+
+    @property
+    def sees_stillness(self) -> bool:
+        """Whether anybody had not moved when it last looked."""
+        return any(still.still_s for still in self._still.values())
 
     def opinion(self, device: Device) -> Opinion:
         still = self._still.get(device)

@@ -3,7 +3,7 @@
 It owns its children: it forks them on request, reaps them and says how they ended. It refuses to start threads (a fork
 copies only one), to touch an accelerator, and to live without its host.
 
-    host ── {"seat": 3, "index": 0} + fds (control, listener, page, log, slots) ──>  zygote
+    host ── {"seat": 3, "index": 0, "rehearses": false} + fds (control, listener, page, log, slots) ──>  zygote
          <── {"kind": "warm"}                                                   once
          <── {"kind": "forked", "seat": 3, "pid": p} + pidfd
          <── {"kind": "exited", "pid": p, "code": c}                            negative for a signal
@@ -94,7 +94,8 @@ def _serve(host: socket.socket, job: Job) -> NoReturn:
                 _end(children)
             request = json.loads(data)
             me = Device(job.order.node, int(request["index"]))
-            _fork(host, job, me, int(request["seat"]), Inherited(*fds), children)
+            work = job.rehearsing() if request.get("rehearses") else job
+            _fork(host, work, me, int(request["seat"]), Inherited(*fds), children)
 
 
 def _fork(host: socket.socket, job: Job, me: Device, seat: int, inherited: Inherited, children: set[int]) -> None:

@@ -15,10 +15,11 @@ import asyncio
 import socket
 import struct
 from itertools import count
+from math import inf
 
 from orchestrator.ports import HostUnreachable
 
-from .host_wire import FRAME, Kind, Place
+from .host_wire import BEAT, FRAME, PADDING, Kind, Place
 from .reach import keep_alive
 
 BEAT_S = 0.2
@@ -29,7 +30,6 @@ _CONNECT_S = 1.0
 _RETRY_S = 0.1
 _INFO = struct.Struct("=8B5I")
 """The head of the kernel's tcp_info; its last number counts segments that are sent and not acknowledged."""
-_BEAT = FRAME.pack(0, 0, Kind.BEAT)
 
 
 class HostLink:
@@ -43,6 +43,8 @@ class HostLink:
         self._loop = asyncio.get_running_loop()
         self._acknowledged_at = self._loop.time()
         self._writer: asyncio.StreamWriter | None = None
+        self._sent_at = -inf
+        self._beating: asyncio.TimerHandle | None = None
         self._connected = asyncio.Event()
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[bytes]] = {}
@@ -70,7 +72,8 @@ class HostLink:
         answer: asyncio.Future[bytes] = self._loop.create_future()
         self._asked[number] = answer
         try:
-            self._writer.write(FRAME.pack(len(data), number, kind) + data)
+            self._sent_at = self._loop.time()
+            self._writer.write(FRAME.pack(len(data), number, kind) + data + PADDING)
             return await answer
         finally:
             del self._asked[number]
@@ -112,16 +115,25 @@ class HostLink:
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Until the connection ends, or nothing comes through it any more."""
-        listening = asyncio.ensure_future(self._listen(reader))
+        self._beat(writer)
         try:
-            while not listening.done() and self.silent_s < STALE_S:
-                # What a process that reads nothing has not taken is not added to; its kernel is asked all the same.
-                if not writer.transport.get_write_buffer_size():
-                    writer.write(_BEAT)
-                await asyncio.wait({listening}, timeout=BEAT_S)
+            await self._listen(reader)
         finally:
-            listening.cancel()
-            await asyncio.wait({listening})
+            if self._beating is not None:
+                self._beating.cancel()
+
+    def _beat(self, writer: asyncio.StreamWriter) -> None:
+        now = self._loop.time()
+        if self.silent_s >= STALE_S:
+            writer.transport.abort()  # which ends the listening
+            return
+        # A question that was asked lately is acknowledged like a beat. To what a process that reads nothing has not taken
+        # nothing is added; its kernel is asked all the same.
+        if now - self._sent_at >= BEAT_S / 2 and not writer.transport.get_write_buffer_size():
+            self._sent_at = now
+            writer.write(BEAT)
+        # All links of a supervisor at once: it wakes up for one of them as for all.
+        self._beating = self._loop.call_at(BEAT_S * (now // BEAT_S + 1), self._beat, writer)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:

@@ -10,9 +10,10 @@ import asyncio
 import hmac
 import os
 import secrets
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 
-from .host_wire import FRAME, Kind, Place
+from .host_wire import FRAME, QUIET_BYTES, Kind, Place
 
 Answer = Callable[[bytes], Awaitable[bytes]]
 
@@ -58,6 +59,8 @@ class HostServer:
             secret = self._place.secret.encode()
             if not hmac.compare_digest(await reader.readexactly(len(secret)), secret):
                 return
+            sock: socket.socket = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, QUIET_BYTES)
             while True:
                 length, number, kind = FRAME.unpack(await reader.readexactly(FRAME.size))
                 data = await reader.readexactly(length)

@@ -71,6 +71,13 @@ class Kind(IntEnum):
     """A Reply."""
 
 
+BEAT = FRAME.pack(0, 0, Kind.BEAT)
+QUIET_BYTES = 12 * FRAME.size + 1
+"""A host's process is not woken for less: beats are for its kernel, and a dozen of them may pile up."""
+PADDING = BEAT * (1 + QUIET_BYTES // FRAME.size)
+"""After each question, so that whatever of it has not been read yet is enough to be woken for."""
+
+
 M = TypeVar("M", Call, Poll, Reply)
 
 

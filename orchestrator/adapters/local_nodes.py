@@ -82,6 +82,9 @@ class LocalNodes:
         """Held while nodes start, which needs their head: never to be waited for by whoever brings that back."""
         self._writing = state_dir.resolve() / "nodes.json.lock"
         """Held for a change to the registry."""
+        self._known = Registry()
+        self._version: tuple[int, int, int] | None = None
+        """Of the file that is known."""
 
     # --- a cluster's life -------------------------------------------------------------------------------------------------
 
@@ -142,8 +145,13 @@ class LocalNodes:
         shutil.rmtree(self.environment.temp_dir, ignore_errors=True)
 
     def registry(self) -> Registry:
+        """As the file has it now. It is read again only where it has changed: nodes are asked for many times a second."""
         try:
-            return codec.loads(Registry, self._path.read_text())
+            stat = self._path.stat()
+            version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            if version != self._version:
+                self._known, self._version = codec.loads(Registry, self._path.read_text()), version
+            return self._known
         except FileNotFoundError:
             return Registry()
 

@@ -124,9 +124,15 @@ def exclusively(path: Path) -> Iterator[None]:
 def _look(pid: int) -> tuple[int, bool]:
     """(start time, whether it runs); (0, False) for none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return 0, False
+    try:
+        stat = os.read(fd, 4096)
+    except OSError:
+        return 0, False
+    finally:
+        os.close(fd)
     fields = stat[stat.rindex(b")") + 2 :].split()
     return int(fields[19]), fields[0] not in (b"Z", b"X")
 

@@ -24,6 +24,8 @@ STORAGE_KEYS = f"RAY{NAMESPACE}*"
 """Where the GCS keeps its tables in Redis."""
 CLUSTER_MARK, NODE_MARK = "EVERSTEP_CLUSTER", "EVERSTEP_NODE"
 """Inherited by every process of a cluster, and of a node: how they are found when they must go."""
+WORKER_MODULE = f"{__package__}.ray_worker"
+"""Imported in the main thread of every worker process before it is Ray's."""
 
 KIND_LABEL, DEVICES_LABEL = "everstep.kind", "everstep.devices"
 _OWN_LABELS = "everstep.label."
@@ -35,8 +37,8 @@ _SETTINGS = {
     "RAY_memory_monitor_refresh_ms": "0",  # hosts judge out-of-memory themselves
     # Ray ends whatever it has declared dead, so its patience is longer than the longest isolation a host survives by
     # default: silence is no evidence. A node that ended is known within a second, see reach.py.
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_failure_threshold": "900",
+    "RAY_health_check_period_ms": "10000",
+    "RAY_health_check_failure_threshold": "90",
     # The same the other way round: nobody ends because the GCS is away, and everybody finds it soon when it is back.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     "RAY_gcs_failover_worker_reconnect_timeout": "900",
@@ -47,7 +49,21 @@ _SETTINGS = {
     "RAY_enable_timeline": "0",
     "RAY_event_stats": "0",
     "RAY_enable_metrics_collection": "0",
+    "RAY_emit_main_service_metrics": "0",
+    "RAY_metrics_report_interval_ms": "3600000",
     "RAY_BACKEND_LOG_LEVEL": "warning",
+    # Timers of five to ten times a second in every raylet, for objects, idle workers, files and memory that are not there:
+    # no object is ever stored, and a host is the only worker of its node. Together a third of what Ray costs a machine.
+    "RAY_raylet_check_gc_period_milliseconds": "60000",
+    "RAY_object_manager_timer_freq_ms": "60000",
+    "RAY_local_fs_monitor_interval_ms": "60000",
+    "RAY_kill_idle_workers_interval_ms": "5000",
+    "RAY_raylet_report_resources_period_milliseconds": "500",  # a device that becomes free is seen that much later
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "60000",  # for an autoscaler
+    "RAY_io_context_monitor_probe_interval_ms": "10000",
+    "RAY_core_worker_internal_heartbeat_ms": "5000",
+    "RAY_report_worker_backlog_interval_ms": "60000",
+    "RAY_gcs_redis_heartbeat_interval_milliseconds": "500",
     # Despite its name: without it Ray replaces 127.0.0.1 by the machine's outer address and listens there.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 
 from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError, StaleTerm
@@ -16,6 +17,7 @@ from worker.host import Host
 
 from .host_server import HostServer
 from .host_wire import Call, Kind, Place, Poll, Reply, read
+from .ray_environment import WORKER_MODULE
 
 MAX_CONCURRENCY = 8
 """Supervisors that ask where it listens, at once."""
@@ -39,6 +41,8 @@ class RayHost:
             if self._place is None:
                 self._host = Host(self._address)  # on the actor's loop, which is not there yet when the actor is made
                 self._place = await self._server.start()
+                if worker := sys.modules.get(WORKER_MODULE):  # as it is where Ray has started this process
+                    worker.begin_napping()
         return codec.dumps(self._place)
 
     async def _handle(self, data: bytes) -> bytes:

@@ -23,7 +23,7 @@ from typing import Any
 from orchestrator.domain import codec
 
 from .processes import ProcessId, identify
-from .ray_environment import NODE_MARK, device_resource, pin_resource, ray_labels
+from .ray_environment import NODE_MARK, WORKER_MODULE, device_resource, pin_resource, ray_labels
 
 GCS, HEAD = "gcs", "head"
 OBJECT_STORE_BYTES = 80_000_000
@@ -228,6 +228,7 @@ def _raylet_command(node: Any, plasma_directory: str, fallback_directory: str, o
         "logging-rotate-backup-count": "1",
         "temp-dir": node.temp_dir,
         "webui": "",
+        "worker-preload-modules": WORKER_MODULE,
         **common,
     }
     worker_command = [sys.executable, params.setup_worker_path, params.worker_path, *_flags(worker)]

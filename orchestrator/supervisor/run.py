@@ -33,7 +33,7 @@ NODES_S = 0.5
 RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
 """A wait that took this much longer than asked for: nobody was running here."""
-POLL_COMMANDS_S = 1.0
+POLL_COMMANDS_S = 5.0
 
 log = structlog.get_logger()
 

@@ -65,13 +65,18 @@ def a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_import: str = 
     return f"{name}:PROGRAM"
 
 
-def test_a_killed_rank_is_replaced_and_the_loss_curve_is_that_of_an_undisturbed_run(tmp_path: Path) -> None:
+def test_a_killed_rank_is_replaced_by_who_stood_by_and_the_loss_curve_is_that_of_an_undisturbed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = a_job(tmp_path, steps=60)
+    monkeypatch.setattr("worker.host.AHEAD_S", 0.0)
 
     async def scenario() -> None:
         async with supervised(spec, tmp_path) as s:
             await running(s)
             first_pids, victim = dict(s.pids), DEVICES[2]
+            await s.until(lambda: victim in s.hosts[victim.node].understudies)
+            understudy = s.hosts[victim.node].understudies[victim]
             await s.send(victim.node, KillRank(device=victim))
             await s.until(lambda: bool(s.all(RankExited)))
             reports = await s.close(1)
@@ -81,7 +86,7 @@ def test_a_killed_rank_is_replaced_and_the_loss_curve_is_that_of_an_undisturbed_
             await s.ready(2)
             (exited,) = s.all(RankExited)
             assert (exited.device, exited.exit_code, exited.user_error) == (victim, -9, False)
-            assert exited.pid == first_pids[victim]
+            assert exited.pid == first_pids[victim] and s.pids[victim] == understudy
             assert {device for device in DEVICES if s.pids[device] == first_pids[device]} == set(DEVICES) - {victim}
             assert [set(e.phases) for e in s.all(RankReady)] == [{"fork", "form", "build", "transfer", "gather"}] * 8
             await s.until(lambda: len(s.all(RankFinished)) == len(DEVICES))

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.adapters.host_link import HostLink
 from orchestrator.adapters.host_server import HostServer
-from orchestrator.adapters.host_wire import FRAME, Kind, Place
+from orchestrator.adapters.host_wire import BEAT, FRAME, PADDING, Kind, Place
 from orchestrator.ports import HostUnreachable
 
 Body = Callable[[HostServer, Place], Awaitable[None]]
@@ -100,3 +100,21 @@ def test_what_does_not_answer_is_silent_and_not_gone() -> None:
             link.close()
 
     asyncio.run(whole())
+
+
+def test_a_question_that_comes_in_pieces_between_beats_is_answered_at_once() -> None:
+    async def body(server: HostServer, place: Place) -> None:
+        reader, writer = await asyncio.open_connection(place.address, place.port)
+        assert await reader.readexactly(len(place.greeting)) == place.greeting.encode()
+        writer.write(place.secret.encode() + BEAT * 10)
+        await asyncio.sleep(0.05)
+        question = FRAME.pack(40, 7, Kind.HANDLE) + b"x" * 40 + PADDING
+        for byte in range(0, len(question), 3):  # whatever is cut off where, all that counts has been read in the end
+            writer.write(question[byte : byte + 3])
+            await writer.drain()
+            await asyncio.sleep(0)
+        length, number, kind = FRAME.unpack(await reader.readexactly(FRAME.size))
+        assert (await reader.readexactly(length), number, kind) == (b"echo " + b"x" * 40, 7, Kind.ANSWER)
+        writer.close()
+
+    serving(body)

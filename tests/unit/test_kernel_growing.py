@@ -15,7 +15,7 @@ from orchestrator.domain.protocol import (
     PrepareSeats,
     StopAfter,
 )
-from orchestrator.domain.status import contact_of
+from orchestrator.domain.status import aside_of
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import JOB, Bench, a_device, a_profile, a_report
 from tests.recovering import N0, N3, holding, reforming, trained
@@ -82,7 +82,7 @@ def test_a_warm_host_that_was_silent_for_a_moment_and_has_nothing_to_tell_is_use
     bench.add_node(4).planned().host_silent(NodeId("n4")).host_heard(NodeId("n4"))
     assert not bench.record.unreachable, "an empty answer is an answer"
     bench.host_silent(N0).said(NodeId("n4"), HostOpened(seconds=1.0))
-    assert isinstance(bench.state, Running) and contact_of(bench.record) != ""
+    assert isinstance(bench.state, Running) and aside_of(bench.record) != ""
     assert bench.record.join is None
     bench.host_heard(N0)
     assert bench.record.join is not None and NodeId("n4") in bench.record.join.plan.nodes
