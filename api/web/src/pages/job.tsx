@@ -10,11 +10,15 @@ import { Loading, Progress, Status, Trouble } from "../parts/basics";
 import { Dialog } from "../parts/dialog";
 import { count, duration } from "../words";
 import { Events } from "./events";
+import { Incidents } from "./incidents";
+import { MapPart } from "./map";
 import { Overview } from "./overview";
 import { ScaleDialog } from "./scale";
 
 const PARTS = [
   { name: "", label: "Overview" },
+  { name: "map", label: "Cluster map" },
+  { name: "incidents", label: "Incidents" },
   { name: "events", label: "Events and logs" },
 ] as const;
 const OVER = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
@@ -41,12 +45,26 @@ export function JobPage({ id, part }: { id: string; part: string }) {
         {PARTS.map((one) => (
           <a key={one.name} href={one.name ? `/jobs/${id}/${one.name}` : `/jobs/${id}`} aria-current={one.name === part ? "page" : undefined}>
             {one.label}
+            {one.name === "incidents" && job.incidents.length ? <span class="count">{job.incidents.length}</span> : null}
           </a>
         ))}
       </nav>
-      {part === "events" ? <Events job={job} log={log} /> : <Overview job={job} log={log} />}
+      <Part name={part} job={job} log={log} />
     </>
   );
+}
+
+function Part({ name, job, log }: { name: string; job: JobView; log: JobLog }) {
+  switch (name) {
+    case "map":
+      return <MapPart job={job} />;
+    case "incidents":
+      return <Incidents job={job} />;
+    case "events":
+      return <Events job={job} log={log} />;
+    default:
+      return <Overview job={job} log={log} />;
+  }
 }
 
 function Unknown({ message }: { message: preact.ComponentChildren }) {
