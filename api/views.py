@@ -345,13 +345,23 @@ class PulseView(View):
     at: Instant
 
 
+class FaultKindView(View):
+    """What a kind of fault does, which fields its request needs, and which it takes besides."""
+
+    kind: str
+    words: str
+    needs: tuple[str, ...]
+    takes: tuple[str, ...]
+
+
 class ServerView(View):
-    """chaos: faults may be caused on purpose. kinds: those that nodes may be of. fault_kinds: name -> what it does."""
+    """chaos: faults may be caused on purpose. kinds: of device -> dense bf16 TFLOP/s. points: instants for faults."""
 
     version: str
     chaos: bool
-    kinds: tuple[str, ...]
-    fault_kinds: dict[str, str]
+    kinds: dict[str, float]
+    fault_kinds: tuple[FaultKindView, ...]
+    points: tuple[str, ...]
 
 
 class QuarantineView(View):

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from orchestrator.domain.codec import dumps
 from orchestrator.domain.errors import Conflict
-from orchestrator.domain.events import CancelRequested, PauseRequested, ResizeRequested, ResumeRequested
+from orchestrator.domain.events import CancelRequested, HistoryEntry, PauseRequested, ResizeRequested, ResumeRequested
 from orchestrator.domain.job import JobRecord, JobStatus
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
@@ -25,6 +25,8 @@ from ..schemas import JobFile, ResizeRequest, read
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 REPLAYED = "Idempotency-Replayed"
 MAX_LIMIT = 200
+BEGINNING = "0"
+HISTORY_AT_ONCE = 1000
 MAX_PAGES = 50
 """A filtered list looks at this many pages at most; it may then be short, or empty, and still have a next cursor."""
 
@@ -82,6 +84,20 @@ async def list_jobs(
 @router.get("/{job_id}")
 async def get_job(desk: TheDesk, job_id: TheJobId) -> views.JobView:
     return projections.job(await desk.get(job_id), time.time())
+
+
+@router.get("/{job_id}/plans")
+async def list_plans(desk: TheDesk, job_id: TheJobId) -> list[views.PlanView]:
+    """Where each generation trained, oldest first, as far as the history is kept."""
+    record = await desk.get(job_id)
+    entries: list[HistoryEntry] = []
+    after = BEGINNING
+    while found := await desk.history(job_id, after, HISTORY_AT_ONCE):
+        entries.extend(item for _, item in found if isinstance(item, HistoryEntry) and item.type == "running")
+        after = found[-1][0]
+        if len(found) < HISTORY_AT_ONCE:
+            break
+    return projections.plans(record, entries)
 
 
 @router.post("/{job_id}:cancel", status_code=202)

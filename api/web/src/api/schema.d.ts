@@ -169,6 +169,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/{job_id}/plans": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Plans
+         * @description Where each generation trained, oldest first, as far as the history is kept.
+         */
+        get: operations["list_plans"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job_id}:cancel": {
         parameters: {
             query?: never;
@@ -835,6 +855,20 @@ export interface components {
             id: string;
             /** Message */
             message: string;
+        };
+        /**
+         * FaultKindView
+         * @description What a kind of fault does, which fields its request needs, and which it takes besides.
+         */
+        FaultKindView: {
+            /** Kind */
+            kind: string;
+            /** Needs */
+            needs: string[];
+            /** Takes */
+            takes: string[];
+            /** Words */
+            words: string;
         };
         /**
          * FaultRequest
@@ -1738,17 +1772,19 @@ export interface components {
         };
         /**
          * ServerView
-         * @description chaos: faults may be caused on purpose. kinds: those that nodes may be of. fault_kinds: name -> what it does.
+         * @description chaos: faults may be caused on purpose. kinds: of device -> dense bf16 TFLOP/s. points: instants for faults.
          */
         ServerView: {
             /** Chaos */
             chaos: boolean;
             /** Fault Kinds */
-            fault_kinds: {
-                [key: string]: string;
-            };
+            fault_kinds: components["schemas"]["FaultKindView"][];
             /** Kinds */
-            kinds: string[];
+            kinds: {
+                [key: string]: number;
+            };
+            /** Points */
+            points: string[];
             /** Version */
             version: string;
         };
@@ -2253,6 +2289,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["StepView"][];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    list_plans: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PlanView"][];
                 };
             };
             /** @description Validation Error */
