@@ -84,7 +84,7 @@ class FaultRequest(Request):
 
     def checked(self) -> Self:
         """Raises Refused where a field its kind needs is missing, or one it does not take is there."""
-        needs, takes = _takes(self.kind)
+        needs, takes = fields_of(self.kind)
         for name in sorted(needs - self.model_fields_set):
             self._refuse(name, f"{self.kind} needs {name}")
         for name in sorted(self.model_fields_set - takes - needs):
@@ -109,7 +109,7 @@ class FaultRequest(Request):
         raise Refused(message, (FieldProblem(field=name, value=getattr(self, name), message=message),))
 
 
-def _takes(kind: str) -> tuple[frozenset[str], frozenset[str]]:
+def fields_of(kind: str) -> tuple[frozenset[str], frozenset[str]]:
     """Fields a kind needs, and those it takes besides."""
     if kind == "kill_rank":
         return frozenset({"kind", "job", "rank"}), frozenset()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
-from orchestrator.domain.codec import KIND, encode
+from orchestrator.domain.codec import KIND, decode, encode
 from orchestrator.domain.copying import Copying
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import HistoryEntry, StepRecord
@@ -34,12 +34,11 @@ def job(record: JobRecord, now: float) -> views.JobView:
     plan = current_plan(record)
     return views.JobView(
         **_summary(record),  # type: ignore[arg-type]
-        labels=dict(record.spec.labels),
         tokens_per_step=tokens_per_step(record),
         typical_step_s=record.typical_step_s,
         num_params=record.profile.num_params if record.profile else None,
         size=views.SizeView(**asdict(record.wanted_size)),
-        plan=_plan(record, *plan) if plan else None,
+        plan=_plan(*plan, record.pids) if plan else None,
         incidents=tuple(_incident(item) for item in record.incidents),
         spares=tuple(
             views.SpareView(node=node, devices=tuple(map(str, spare.devices)), is_ready=spare.is_ready)
@@ -196,13 +195,27 @@ def _summary(record: JobRecord) -> dict[str, object]:
         "tokens_per_s": rate,
         "recoveries": sum(item.fault.cause not in RESIZES for item in record.incidents),
         "plan_summary": plan[1].describe() if plan else None,
+        "labels": dict(record.spec.labels),
         "created_at": instant(record.created_at),
         "started_at": instant(record.started_at) if record.started_at is not None else None,
         "finished_at": instant(finished) if finished is not None else None,
     }
 
 
-def _plan(record: JobRecord, generation: Generation, plan: Plan) -> views.PlanView:
+def plans(record: JobRecord, entries: Iterable[HistoryEntry]) -> list[views.PlanView]:
+    """Of every generation that has trained, as the history has them; the current one with its processes."""
+    found: dict[Generation, Plan] = {}
+    for entry in entries:
+        if entry.type == "running" and "plan" in entry.data:
+            found[entry.generation] = decode(Plan, entry.data["plan"])
+    current = current_plan(record)
+    if current is not None:
+        found[current[0]] = current[1]
+    known = {current[0]: record.pids} if current is not None else {}
+    return [_plan(generation, plan, known.get(generation, {})) for generation, plan in sorted(found.items())]
+
+
+def _plan(generation: Generation, plan: Plan, pids: Mapping[Device, int]) -> views.PlanView:
     return views.PlanView(
         generation=generation,
         tp=plan.tp,
@@ -219,7 +232,7 @@ def _plan(record: JobRecord, generation: Generation, plan: Plan) -> views.PlanVi
                 stage=seat.stage,
                 tp=seat.tp,
                 layers=(plan.stage_at(seat).first, plan.stage_at(seat).last),
-                pid=record.pids.get(seat.device),
+                pid=pids.get(seat.device),
             )
             for seat in plan.seats
         ),

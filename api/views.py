@@ -40,6 +40,15 @@ class AcceptedView(View):
     message: str
 
 
+class BulkView(View):
+    """What a filter selected. jobs: the newest hundred of them."""
+
+    count: int
+    jobs: tuple[str, ...]
+    dry_run: bool
+    message: str
+
+
 class FaultAcceptedView(AcceptedView):
     """fault: its id among the job's faults."""
 
@@ -229,6 +238,7 @@ class JobSummary(View):
     tokens_per_s: float | None
     recoveries: int
     plan_summary: str | None
+    labels: dict[str, str] = {}
     created_at: Instant
     started_at: Instant | None
     finished_at: Instant | None
@@ -243,7 +253,6 @@ class SizeView(View):
 
 
 class JobView(JobSummary):
-    labels: dict[str, str]
     tokens_per_step: int
     typical_step_s: float | None
     num_params: int | None
@@ -336,13 +345,23 @@ class PulseView(View):
     at: Instant
 
 
+class FaultKindView(View):
+    """What a kind of fault does, which fields its request needs, and which it takes besides."""
+
+    kind: str
+    words: str
+    needs: tuple[str, ...]
+    takes: tuple[str, ...]
+
+
 class ServerView(View):
-    """chaos: faults may be caused on purpose. kinds: those that nodes may be of. fault_kinds: name -> what it does."""
+    """chaos: faults may be caused on purpose. kinds: of device -> dense bf16 TFLOP/s. points: instants for faults."""
 
     version: str
     chaos: bool
-    kinds: tuple[str, ...]
-    fault_kinds: dict[str, str]
+    kinds: dict[str, float]
+    fault_kinds: tuple[FaultKindView, ...]
+    points: tuple[str, ...]
 
 
 class QuarantineView(View):

@@ -68,8 +68,8 @@ class PlayedDesk(MemoryStore):
         record = replace(self.record(job), state=state, **changes)
         self.write(jobs={record.id: record}, history=(_entry(record, type, message),))
 
-    def tell(self, job: str, type: str, message: str) -> None:
-        self.write(history=(_entry(self.record(job), type, message),))
+    def tell(self, job: str, type: str, message: str, **data: object) -> None:
+        self.write(history=(replace(_entry(self.record(job), type, message), data=data),))
 
     def step(self, job: str, loss: float, seconds: float = 0.2, at: float = NOW) -> None:
         """The next step is committed."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import assert_never
 
 from orchestrator.adapters.index import own_folder
+from orchestrator.adapters.places import place
 from orchestrator.domain.errors import EverstepError, StaleTerm
 from orchestrator.domain.ids import Device, EffectId, Generation, Term
 from orchestrator.domain.protocol import (
@@ -53,6 +54,7 @@ from orchestrator.domain.protocol import (
 )
 
 from .checkpoint.dispatch import Dispatch
+from .checkpoint.tier import sweep_left
 from .copies import EVERY_S as COPIES_EVERY_S
 from .copies import Copies
 from .crew import Crew
@@ -120,6 +122,7 @@ class Host:
         self._isolation = Isolation(heard_at=now, moved_at=now, grace_s=isolation_grace_s)
         self._lookout: Lookout | None = None
         self._copies = Copies()
+        self._sweeping: asyncio.Future[None] | None = None
         self._copies_due = 0.0
         self._watching: asyncio.TimerHandle | None = None
 
@@ -239,6 +242,9 @@ class Host:
         self._injection = Injection(self._crew, self._outbox.add, self._end)
         self._crew.start()
         recovery = order.spec.recovery
+        if local := order.spec.checkpoint.local:
+            mine = own_folder(local, order.node, place(order.checkpoint_dir))
+            self._sweeping = asyncio.ensure_future(asyncio.to_thread(_sweep_left, mine))
         self._lookout = Lookout(tells_waits=recovery.backend == "links", hang_s=recovery.hang_s)
         self._watch_ranks()
 
@@ -344,7 +350,7 @@ class Host:
             await asyncio.gather(self._dispatch.close(), self._crew.close())
             order = self._opened_order()
             if local := order.spec.checkpoint.local:  # copies that nobody would sweep when the job is over
-                copies = own_folder(local, order.node, Path(order.checkpoint_dir))
+                copies = own_folder(local, order.node, place(order.checkpoint_dir))
                 await asyncio.to_thread(shutil.rmtree, copies, ignore_errors=True)
         self._outbox.close()
 
@@ -454,3 +460,8 @@ class Host:
     async def _close_and_end(self) -> None:
         await self._close()
         self._end()
+
+
+def _sweep_left(mine: Path) -> None:
+    for folder in sweep_left(mine, time.time()):
+        print(f"removed {folder}: copies of checkpoints that nobody has added to for a week", flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ import typer
 
 from api.client import ApiError, Client, JobView
 from api.client.client import read_job_file
-from api.views import TERMINAL, AcceptedView
+from api.views import TERMINAL
 
 from . import render
 from .follow import follow
@@ -59,9 +58,6 @@ def register(app: typer.Typer) -> None:
     app.command()(logs)
     app.command()(wait)
     app.command()(scale)
-    app.command()(pause)
-    app.command()(resume)
-    app.command()(cancel)
 
 
 def submit(
@@ -97,11 +93,14 @@ def submit(
 def ls(
     ctx: typer.Context,
     state: Annotated[list[State] | None, typer.Option("--state", "-s", help="Only these; may be repeated.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="That carry this one; repeatable.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    page = session_of(ctx).client().jobs(state=state or (), limit=limit)
+    page = session_of(ctx).client().jobs(state=state or (), labels=labels_of(label), limit=limit)
     if as_json:
         print_json(page)
         return
@@ -114,6 +113,14 @@ def ls(
     if page.next_cursor:
         console.print(f"  more with --limit (showing {len(page.jobs)})", style="dim")
     hint([f"everstep get {page.jobs[0].id}"])
+
+
+def labels_of(asked: list[str] | None) -> dict[str, str]:
+    found = dict(one.partition("=")[::2] for one in asked or ())
+    for one in asked or ():
+        if "=" not in one or one.startswith("="):
+            raise typer.BadParameter(f"--label is {one!r}, must be NAME=VALUE")
+    return found
 
 
 def get(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
@@ -191,32 +198,6 @@ def wait(
     else:
         out().print(render.outcome(found))
     raise typer.Exit(JOB_EXIT[found.status])
-
-
-def cancel(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
-    """Stop a job; it ends CANCELLED and keeps its checkpoints."""
-    _ask(ctx, job, Client.cancel, "wait", as_json)
-
-
-def pause(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
-    """Have a job saved and its devices given up; it goes on from there when it is resumed, and no step is lost."""
-    _ask(ctx, job, Client.pause, "resume", as_json)
-
-
-def resume(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
-    """Have a paused job go on."""
-    _ask(ctx, job, Client.resume, "events -f", as_json)
-
-
-def _ask(ctx: typer.Context, job: str, what: Callable[[Client, str], AcceptedView], then: str, as_json: bool) -> None:
-    client = session_of(ctx).client()
-    job_id = find_job(client, job)
-    accepted = what(client, job_id)
-    if as_json:
-        print_json(accepted)
-    else:
-        out().print(accepted.message)
-        hint([f"everstep {then} {job_id}", f"everstep get {job_id}"])
 
 
 def scale(

@@ -10,7 +10,7 @@ import typer
 
 from api.client.errors import ClientError
 
-from . import adopt, chaos, checkpoints, cluster, jobs, plans
+from . import adopt, chaos, checkpoints, cluster, jobs, plans, verbs
 from .session import DEFAULT_STATE_DIR, Guarded, Session, out, print_json, session_of
 
 app = typer.Typer(
@@ -59,6 +59,7 @@ def client_version() -> str:
 
 
 jobs.register(app)
+verbs.register(app)
 plans.register(app)
 cluster.register(app)
 checkpoints.register(app)

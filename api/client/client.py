@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 from urllib.parse import quote
 
 import httpx2
@@ -24,6 +24,7 @@ from api.schemas import read
 from api.views import (
     TERMINAL,
     AcceptedView,
+    BulkView,
     CheckpointView,
     EventView,
     FaultAcceptedView,
@@ -87,8 +88,16 @@ class Client:
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
         return SubmittedView.model_validate(self._json("POST", "/api/v1/jobs", json=body, headers=headers))
 
-    def jobs(self, *, state: Sequence[str] = (), limit: int = 50, cursor: str | None = None) -> JobPage:
-        params = {"limit": limit, "state": list(state)} | ({"cursor": cursor} if cursor else {})
+    def jobs(
+        self,
+        *,
+        state: Sequence[str] = (),
+        labels: Mapping[str, str] | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> JobPage:
+        wanted = [f"{name}={value}" for name, value in (labels or {}).items()]
+        params = {"limit": limit, "state": list(state), "label": wanted} | ({"cursor": cursor} if cursor else {})
         return JobPage.model_validate(self._json("GET", "/api/v1/jobs", params=params))
 
     def all_jobs(self, *, state: Sequence[str] = ()) -> Iterator[JobSummary]:
@@ -103,6 +112,19 @@ class Client:
 
     def cancel(self, job: str) -> AcceptedView:
         return AcceptedView.model_validate(self._json("POST", f"{_path(job)}:cancel"))
+
+    def to_many(
+        self,
+        verb: Literal["cancel", "pause", "resume"],
+        *,
+        state: Sequence[str] = (),
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> BulkView:
+        """To every open job that is in one of these states, has this name and carries all of these labels."""
+        body = {"state": list(state), "name": name, "labels": dict(labels or {}), "dry_run": dry_run}
+        return BulkView.model_validate(self._json("POST", f"/api/v1/jobs:{verb}", json=body))
 
     def pause(self, job: str) -> AcceptedView:
         """It makes one more step, saves it, and holds no device until it is resumed."""

@@ -10,9 +10,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from orchestrator.domain.cluster import KINDS
+from orchestrator.domain.faults import POINTS, FaultKind
 
 from .. import views
 from ..chaos import KINDS as FAULT_KINDS
+from ..chaos import fields_of
 from ..deps import TheDesk, TheMetrics, TheSettings
 from ..problems import Problem
 
@@ -56,8 +58,16 @@ async def version(settings: TheSettings) -> views.ServerView:
     return views.ServerView(
         version=settings.version,
         chaos=settings.chaos,
-        kinds=tuple(KINDS),
-        fault_kinds={kind.value: words for kind, words in FAULT_KINDS.items()},
+        kinds={kind.name: kind.bf16_tflops for kind in KINDS.values()},
+        fault_kinds=tuple(_fault_kind(kind, words) for kind, words in FAULT_KINDS.items()),
+        points=POINTS,
+    )
+
+
+def _fault_kind(kind: FaultKind, words: str) -> views.FaultKindView:
+    needs, takes = fields_of(kind)
+    return views.FaultKindView(
+        kind=kind, words=words, needs=tuple(sorted(needs - {"kind"})), takes=tuple(sorted(takes - needs))
     )
 
 

@@ -7,10 +7,11 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
 
 from orchestrator.domain.codec import dumps
 from orchestrator.domain.errors import Conflict
-from orchestrator.domain.events import CancelRequested, PauseRequested, ResizeRequested, ResumeRequested
+from orchestrator.domain.events import CancelRequested, HistoryEntry, PauseRequested, ResizeRequested, ResumeRequested
 from orchestrator.domain.job import JobRecord, JobStatus
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
@@ -24,6 +25,8 @@ from ..schemas import JobFile, ResizeRequest, read
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 REPLAYED = "Idempotency-Replayed"
 MAX_LIMIT = 200
+BEGINNING = "0"
+HISTORY_AT_ONCE = 1000
 MAX_PAGES = 50
 """A filtered list looks at this many pages at most; it may then be short, or empty, and still have a next cursor."""
 
@@ -56,13 +59,22 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 50,
     cursor: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
     state: Annotated[list[JobStatus] | None, Query(description="Only jobs in one of these states.")] = None,
+    label: Annotated[
+        list[Annotated[str, Field(pattern=r"^[^=]+=.*$", max_length=320)]] | None,
+        Query(description="NAME=VALUE: only jobs that carry it; all of them, where it is repeated."),
+    ] = None,
 ) -> views.JobPage:
     """Newest first; `next_cursor` is null on the last page."""
+    labels = dict(one.split("=", 1) for one in label or ())
     found: list[JobRecord] = []
     for _ in range(MAX_PAGES):
         # Never more than are still wanted, so that the desk's cursor is exactly where this page ends.
         page = await desk.list(limit - len(found), cursor)
-        found.extend(record for record in page.jobs if not state or status_of(record.state) in state)
+        found.extend(
+            record
+            for record in page.jobs
+            if (not state or status_of(record.state) in state) and labels.items() <= record.spec.labels.items()
+        )
         cursor = page.next_cursor
         if cursor is None or len(found) == limit:
             break
@@ -72,6 +84,20 @@ async def list_jobs(
 @router.get("/{job_id}")
 async def get_job(desk: TheDesk, job_id: TheJobId) -> views.JobView:
     return projections.job(await desk.get(job_id), time.time())
+
+
+@router.get("/{job_id}/plans")
+async def list_plans(desk: TheDesk, job_id: TheJobId) -> list[views.PlanView]:
+    """Where each generation trained, oldest first, as far as the history is kept."""
+    record = await desk.get(job_id)
+    entries: list[HistoryEntry] = []
+    after = BEGINNING
+    while found := await desk.history(job_id, after, HISTORY_AT_ONCE):
+        entries.extend(item for _, item in found if isinstance(item, HistoryEntry) and item.type == "running")
+        after = found[-1][0]
+        if len(found) < HISTORY_AT_ONCE:
+            break
+    return projections.plans(record, entries)
 
 
 @router.post("/{job_id}:cancel", status_code=202)

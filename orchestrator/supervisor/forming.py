@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from orchestrator.domain.codec import encode
 from orchestrator.domain.generation import Settlement
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
 from orchestrator.domain.job import Forming, Incident, Queued, Reforming, Running, Starting
@@ -21,6 +22,8 @@ from .pacing import paced
 
 RANK_PHASES = ("form", "build", "transfer", "gather")
 """One after another in every rank between being told to form and being ready; a fork happens while others settle."""
+MAX_TOLD_RANKS = 4096
+"""A plan for more is not kept in the history, for people to compare with the one before."""
 
 
 def begin_forming(draft: Draft, plan: Plan) -> None:
@@ -67,7 +70,7 @@ def open_host(draft: Draft, node: NodeId) -> None:
             num_devices=draft.num_devices.get(node, 1),
             spec=record.spec,
             profile=record.profile,
-            checkpoint_dir=f"{draft.root}/jobs/{record.id}/checkpoints",
+            checkpoint_dir=draft.checkpoint_folder,
             log_dir=f"{draft.root}/jobs/{record.id}/logs",
             kind=draft.kinds.get(node, ""),
         ),
@@ -194,7 +197,8 @@ def now_running(draft: Draft) -> None:
         started_at=draft.record.started_at or draft.now,
         last_step_at=None,
     )
-    draft.say("running", f"generation {forming.generation} trains: {forming.plan.describe()}")
+    plan = {"plan": encode(forming.plan)} if forming.plan.world_size <= MAX_TOLD_RANKS else {}
+    draft.say("running", f"generation {forming.generation} trains: {forming.plan.describe()}", **plan)
 
 
 def plan_of_copies(draft: Draft) -> dict[Generation, Plan]:

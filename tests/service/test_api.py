@@ -12,6 +12,7 @@ import yaml
 
 from api.client import ApiError, Client, Unreachable
 from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.codec import encode
 from orchestrator.domain.errors import Unavailable
 from orchestrator.domain.events import (
     CancelRequested,
@@ -27,9 +28,10 @@ from orchestrator.domain.job import (
     Incident,
     Queued,
     Reforming,
+    Running,
     Succeeded,
 )
-from tests.desk import NOW
+from tests.desk import NOW, a_plan, first_generation
 from tests.served import JOB, Served, running
 
 pytestmark = pytest.mark.timeout(120)
@@ -274,3 +276,15 @@ def test_the_sdk_gives_up_on_a_server_that_is_not_there() -> None:
         pytest.raises(Unreachable, match=r"no answer from http://127\.0\.0\.1:9"),
     ):
         client.jobs()
+
+
+def test_where_each_generation_trained_is_kept_in_the_history(served: Served, client: Client, http: httpx2.Client) -> None:
+    before, now = a_plan(), a_plan(("node-1", "node-3"))
+    running(served)
+    served.desk.tell(JOB, "running", "generation 1 trains", plan=encode(before))
+    state = Running(generation=Generation(2), plan=now)
+    changes = first_generation(now) | {"generation": Generation(2)}
+    served.desk.become(JOB, state, "running", "generation 2 trains", **changes)
+    first, second = http.get(f"/api/v1/jobs/{JOB}/plans").json()
+    assert (first["generation"], first["summary"], first["seats"][0]["pid"]) == (1, before.describe(), None)
+    assert (second["generation"], second["summary"], second["seats"][0]["pid"]) == (2, now.describe(), 4000)

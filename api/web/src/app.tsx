@@ -1,17 +1,19 @@
 // The frame of every page: where one can go, whether what is shown is true, and the page itself.
 
-import { serverOf } from "./api/client";
-import { useAsked } from "./asking";
 import { useStore } from "./live/store";
 import { LinkMark, Notices, StaleBanner } from "./parts/notices";
 import { ThemeButton } from "./parts/theme";
 import { JobPage } from "./pages/job";
+import { FaultsPage } from "./pages/faults";
 import { JobsPage } from "./pages/jobs";
+import { NodesPage } from "./pages/nodes";
+import { PlansPage } from "./pages/plans";
 import { place } from "./router";
+import { server } from "./server";
 
 export function App() {
   const { path } = useStore(place);
-  const server = useAsked(serverOf, "");
+  const known = useStore(server);
   return (
     <>
       <a class="skip" href="#main">
@@ -23,6 +25,9 @@ export function App() {
         </a>
         <nav aria-label="Pages">
           <Tab href="/jobs" isHere={path === "/" || path.startsWith("/jobs")} label="Jobs" />
+          <Tab href="/nodes" isHere={path === "/nodes"} label="Nodes" />
+          <Tab href="/plans" isHere={path === "/plans"} label="Plans" />
+          {known?.chaos ? <Tab href="/faults" isHere={path === "/faults"} label="Faults" /> : null}
         </nav>
         <span class="spring" />
         <LinkMark />
@@ -30,7 +35,7 @@ export function App() {
       </header>
       <StaleBanner />
       <main id="main">{pageOf(path)}</main>
-      <footer class="foot">Everstep {server.data?.version ?? ""}</footer>
+      <footer class="foot">Everstep {known?.version ?? ""}</footer>
       <Notices />
     </>
   );
@@ -57,6 +62,9 @@ function pageOf(path: string) {
   const [, first, id, part = ""] = path.split("/");
   if (path === "/" || path === "/jobs") return <JobsPage />;
   if (first === "jobs" && id) return <JobPage key={id} id={decodeURIComponent(id)} part={part} />;
+  if (path === "/nodes") return <NodesPage />;
+  if (path === "/plans") return <PlansPage />;
+  if (path === "/faults") return <FaultsPage />;
   return <Lost />;
 }
 

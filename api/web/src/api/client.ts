@@ -116,8 +116,71 @@ export function cancel(job: string): Promise<Accepted> {
   return asked(api.POST("/api/v1/jobs/{job_id}:cancel", { params: { path: { job_id: job } } }));
 }
 
+export function pause(job: string): Promise<Accepted> {
+  return asked(api.POST("/api/v1/jobs/{job_id}:pause", { params: { path: { job_id: job } } }));
+}
+
+export function resume(job: string): Promise<Accepted> {
+  return asked(api.POST("/api/v1/jobs/{job_id}:resume", { params: { path: { job_id: job } } }));
+}
+
 export function checkpointNow(job: string): Promise<Accepted> {
   return asked(api.POST("/api/v1/jobs/{job_id}:checkpoint", { params: { path: { job_id: job } } }));
+}
+
+/** Where each generation trained, oldest first. */
+export function plansOf(job: string): Promise<PlanView[]> {
+  return asked(api.GET("/api/v1/jobs/{job_id}/plans", { params: { path: { job_id: job } } })) as Promise<PlanView[]>;
+}
+
+// --- the cluster -----------------------------------------------------------------------------------------------------------------
+
+export function addNodes(kind: string, devices: number, number: number, labels: Record<string, string>): Promise<Accepted> {
+  return asked(api.POST("/api/v1/nodes", { body: { kind, num_devices: devices, count: number, labels } }));
+}
+
+export function drainNode(node: string): Promise<Accepted> {
+  return asked(api.POST("/api/v1/nodes/{node}:drain", { params: { path: { node } }, body: { remove: false } }));
+}
+
+export function removeNode(node: string, deadline: number | null): Promise<Accepted> {
+  const query = deadline === null ? {} : { deadline_s: deadline };
+  return asked(api.DELETE("/api/v1/nodes/{node}", { params: { path: { node }, query } }));
+}
+
+export function nodeVerb(node: string, verb: "cordon" | "uncordon" | "release"): Promise<Accepted> {
+  const params = { path: { node } };
+  if (verb === "cordon") return asked(api.POST("/api/v1/nodes/{node}:cordon", { params }));
+  if (verb === "uncordon") return asked(api.POST("/api/v1/nodes/{node}:uncordon", { params }));
+  return asked(api.POST("/api/v1/nodes/{node}:release", { params }));
+}
+
+export function killNode(node: string): Promise<Accepted> {
+  return causeFault({ kind: "kill_node", node });
+}
+
+export function causeFault(request: Record<string, unknown>): Promise<Accepted> {
+  return asked(api.POST("/api/v1/faults", { body: request as Shapes["FaultRequest"] }));
+}
+
+export function faultsOf(job: string): Promise<FaultView[]> {
+  return asked(api.GET("/api/v1/jobs/{job_id}/faults", { params: { path: { job_id: job } } })) as Promise<FaultView[]>;
+}
+
+/** Both as text, YAML or JSON; an empty cluster is the one that is there. */
+export function forecastOf(job: string, cluster: string): Promise<ForecastView> {
+  return asked(
+    api.POST("/api/v1/plans", {
+      body: `${nested("job", job)}${cluster.trim() ? nested("cluster", cluster) : ""}` as never,
+      bodySerializer: (body: unknown) => body as string,
+      headers: { "Content-Type": "application/yaml" },
+    }),
+  ) as Promise<ForecastView>;
+}
+
+/** One document inside of another: YAML is nested by indentation, and JSON is YAML. */
+function nested(name: string, text: string): string {
+  return `${name}:\n${text.replace(/^/gm, "  ")}\n`;
 }
 
 export function serverOf(): Promise<ServerView> {

@@ -169,6 +169,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/{job_id}/plans": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Plans
+         * @description Where each generation trained, oldest first, as far as the history is kept.
+         */
+        get: operations["list_plans"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job_id}:cancel": {
         parameters: {
             query?: never;
@@ -203,6 +223,106 @@ export interface paths {
          * @description Have a checkpoint made of the next step, or as soon as the job trains; no error where it makes none by itself.
          */
         post: operations["checkpoint_now"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job_id}:pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause
+         * @description Have the job make one more step, save it and give up its devices. Asking twice is no error.
+         */
+        post: operations["pause"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job_id}:resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume
+         * @description Have a paused job go on from the step it was paused at; one that is to pause need not. No error for any other.
+         */
+        post: operations["resume"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs:cancel": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Cancel Many
+         * @description Cancel every open job that the filter selects; with `dry_run`, only say which those are.
+         */
+        post: operations["cancel_many"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs:pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause Many
+         * @description Pause every open job that the filter selects; with `dry_run`, only say which those are.
+         */
+        post: operations["pause_many"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs:resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume Many
+         * @description Resume every open job that the filter selects; with `dry_run`, only say which those are.
+         */
+        post: operations["resume_many"];
         delete?: never;
         options?: never;
         head?: never;
@@ -505,6 +625,20 @@ export interface components {
             /** Used */
             used: number;
         };
+        /**
+         * BulkView
+         * @description What a filter selected. jobs: the newest hundred of them.
+         */
+        BulkView: {
+            /** Count */
+            count: number;
+            /** Dry Run */
+            dry_run: boolean;
+            /** Jobs */
+            jobs: string[];
+            /** Message */
+            message: string;
+        };
         /** CheckpointSection */
         CheckpointSection: {
             /**
@@ -721,6 +855,20 @@ export interface components {
             id: string;
             /** Message */
             message: string;
+        };
+        /**
+         * FaultKindView
+         * @description What a kind of fault does, which fields its request needs, and which it takes besides.
+         */
+        FaultKindView: {
+            /** Kind */
+            kind: string;
+            /** Needs */
+            needs: string[];
+            /** Takes */
+            takes: string[];
+            /** Words */
+            words: string;
         };
         /**
          * FaultRequest
@@ -1113,7 +1261,7 @@ export interface components {
          * @description What the API calls a state: a projection by one table (status.py).
          * @enum {string}
          */
-        JobStatus: "PENDING" | "STARTING" | "RUNNING" | "RECOVERING" | "RESIZING" | "STOPPING" | "SUCCEEDED" | "FAILED" | "CANCELLED";
+        JobStatus: "PENDING" | "STARTING" | "RUNNING" | "RECOVERING" | "RESIZING" | "STOPPING" | "PAUSING" | "PAUSED" | "SUCCEEDED" | "FAILED" | "CANCELLED";
         /**
          * JobStepView
          * @description A StepView in a stream of several jobs.
@@ -1151,6 +1299,13 @@ export interface components {
             generation: number;
             /** Id */
             id: string;
+            /**
+             * Labels
+             * @default {}
+             */
+            labels: {
+                [key: string]: string;
+            };
             /** Loss */
             loss: number | null;
             /** Name */
@@ -1208,7 +1363,10 @@ export interface components {
             id: string;
             /** Incidents */
             incidents: components["schemas"]["IncidentView"][];
-            /** Labels */
+            /**
+             * Labels
+             * @default {}
+             */
             labels: {
                 [key: string]: string;
             };
@@ -1585,18 +1743,48 @@ export interface components {
             tp: number;
         };
         /**
+         * SelectionRequest
+         * @description Open jobs that are in one of these states, have this name and carry all of these labels; what is left out is any.
+         */
+        SelectionRequest: {
+            /**
+             * Dry Run
+             * @default false
+             */
+            dry_run?: boolean;
+            /**
+             * Labels
+             * @default {}
+             */
+            labels?: {
+                [key: string]: string;
+            };
+            /**
+             * Name
+             * @default null
+             */
+            name?: string | null;
+            /**
+             * State
+             * @default []
+             */
+            state?: components["schemas"]["JobStatus"][];
+        };
+        /**
          * ServerView
-         * @description chaos: faults may be caused on purpose. kinds: those that nodes may be of. fault_kinds: name -> what it does.
+         * @description chaos: faults may be caused on purpose. kinds: of device -> dense bf16 TFLOP/s. points: instants for faults.
          */
         ServerView: {
             /** Chaos */
             chaos: boolean;
             /** Fault Kinds */
-            fault_kinds: {
-                [key: string]: string;
-            };
+            fault_kinds: components["schemas"]["FaultKindView"][];
             /** Kinds */
-            kinds: string[];
+            kinds: {
+                [key: string]: number;
+            };
+            /** Points */
+            points: string[];
             /** Version */
             version: string;
         };
@@ -1800,6 +1988,8 @@ export interface operations {
                 cursor?: string | null;
                 /** @description Only jobs in one of these states. */
                 state?: components["schemas"]["JobStatus"][] | null;
+                /** @description NAME=VALUE: only jobs that carry it; all of them, where it is repeated. */
+                label?: string[] | null;
             };
             header?: never;
             path?: never;
@@ -2112,6 +2302,37 @@ export interface operations {
             };
         };
     };
+    list_plans: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PlanView"][];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
     cancel: {
         parameters: {
             query?: never;
@@ -2170,6 +2391,143 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    pause: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AcceptedView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    resume: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AcceptedView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    cancel_many: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SelectionRequest"];
+                "application/yaml": components["schemas"]["SelectionRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkView"];
+                };
+            };
+        };
+    };
+    pause_many: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SelectionRequest"];
+                "application/yaml": components["schemas"]["SelectionRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkView"];
+                };
+            };
+        };
+    };
+    resume_many: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SelectionRequest"];
+                "application/yaml": components["schemas"]["SelectionRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkView"];
                 };
             };
         };

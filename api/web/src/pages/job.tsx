@@ -1,7 +1,7 @@
 // One job: who it is, how it is, what can be done about it, and its parts below (overview, map, incidents, events).
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { cancel, checkpointNow, getJob, type JobView } from "../api/client";
+import { cancel, checkpointNow, getJob, pause, resume, type JobView } from "../api/client";
 import { useAsked } from "../asking";
 import { JobLog } from "../live/joblog";
 import { link } from "../live/link";
@@ -10,11 +10,15 @@ import { Loading, Progress, Status, Trouble } from "../parts/basics";
 import { Dialog } from "../parts/dialog";
 import { count, duration } from "../words";
 import { Events } from "./events";
+import { Incidents } from "./incidents";
+import { MapPart } from "./map";
 import { Overview } from "./overview";
 import { ScaleDialog } from "./scale";
 
 const PARTS = [
   { name: "", label: "Overview" },
+  { name: "map", label: "Cluster map" },
+  { name: "incidents", label: "Incidents" },
   { name: "events", label: "Events and logs" },
 ] as const;
 const OVER = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
@@ -41,12 +45,26 @@ export function JobPage({ id, part }: { id: string; part: string }) {
         {PARTS.map((one) => (
           <a key={one.name} href={one.name ? `/jobs/${id}/${one.name}` : `/jobs/${id}`} aria-current={one.name === part ? "page" : undefined}>
             {one.label}
+            {one.name === "incidents" && job.incidents.length ? <span class="count">{job.incidents.length}</span> : null}
           </a>
         ))}
       </nav>
-      {part === "events" ? <Events job={job} log={log} /> : <Overview job={job} log={log} />}
+      <Part name={part} job={job} log={log} />
     </>
   );
+}
+
+function Part({ name, job, log }: { name: string; job: JobView; log: JobLog }) {
+  switch (name) {
+    case "map":
+      return <MapPart job={job} />;
+    case "incidents":
+      return <Incidents job={job} />;
+    case "events":
+      return <Events job={job} log={log} />;
+    default:
+      return <Overview job={job} log={log} />;
+  }
 }
 
 function Unknown({ message }: { message: preact.ComponentChildren }) {
@@ -62,9 +80,10 @@ function Unknown({ message }: { message: preact.ComponentChildren }) {
 }
 
 function Head({ job }: { job: JobView }) {
-  const [asking, setAsking] = useState<"scale" | "cancel" | "checkpoint" | null>(null);
+  const [asking, setAsking] = useState<"scale" | "cancel" | "checkpoint" | "pause" | "resume" | null>(null);
   const close = () => setAsking(null);
   const isOver = OVER.has(job.status);
+  const turn = job.status === "PAUSED" || job.status === "PAUSING" ? "resume" : "pause";
   const left = job.typical_step_s ? (job.steps - job.step) * job.typical_step_s : null;
   return (
     <header class="job-head">
@@ -86,6 +105,9 @@ function Head({ job }: { job: JobView }) {
             <button type="button" onClick={() => setAsking("checkpoint")}>
               Checkpoint now
             </button>
+            <button type="button" onClick={() => setAsking(turn)}>
+              {turn === "pause" ? "Pause" : "Resume"}
+            </button>
             <button type="button" class="danger" onClick={() => setAsking("cancel")}>
               Cancel job
             </button>
@@ -105,6 +127,16 @@ function Head({ job }: { job: JobView }) {
       {asking === "checkpoint" ? (
         <Dialog title="Make a checkpoint now?" verb="Make it" close={close} act={async () => (await checkpointNow(job.id)).message}>
           <p>The next step is saved as soon as it is committed. Training waits for no more than the copy in memory.</p>
+        </Dialog>
+      ) : null}
+      {asking === "pause" ? (
+        <Dialog title={`Pause ${job.name}?`} verb="Pause the job" close={close} act={async () => (await pause(job.id)).message}>
+          <p>It makes one more step, saves it, and gives its devices back until it is resumed. No step is lost; going on takes a start.</p>
+        </Dialog>
+      ) : null}
+      {asking === "resume" ? (
+        <Dialog title={`Resume ${job.name}?`} verb="Resume it" close={close} act={async () => (await resume(job.id)).message}>
+          <p>It goes on from step {count(job.step)} as soon as there are devices for it.</p>
         </Dialog>
       ) : null}
       {asking === "cancel" ? (

@@ -11,6 +11,7 @@ import { compact, count, duration, fixed, percent, plain, plural, seconds, when 
 import { Goodput } from "./goodput";
 
 const RECENT = 20;
+const RESIZES = new Set(["grow", "shrink", "balance"]);
 
 export function Overview({ job, log }: { job: JobView; log: JobLog }) {
   const { steps, isLoading, problem } = useStore(log.store);
@@ -131,7 +132,7 @@ function marksOf(job: JobView): Mark[] {
   return job.incidents.map((incident) => ({
     x: incident.committed,
     label: plain(incident.cause),
-    colour: incident.cause === "grow" || incident.cause === "shrink" ? "resizing" : "recovering",
+    colour: RESIZES.has(incident.cause) ? "resizing" : "recovering",
   }));
 }
 

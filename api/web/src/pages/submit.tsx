@@ -4,7 +4,7 @@ import { useRef, useState } from "preact/hooks";
 import { newKey, submit } from "../api/client";
 import { Dialog } from "../parts/dialog";
 
-const EXAMPLE = `# A byte-level language model of 0.2 M parameters on the Python standard library's own sources.
+export const EXAMPLE = `# A byte-level language model of 0.2 M parameters on the Python standard library's own sources.
 name: byte-gpt
 program: causal_lm
 data:
