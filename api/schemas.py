@@ -152,6 +152,7 @@ class CheckpointSection(Request):
     keep_last: Annotated[Whole, Field(ge=1, le=1000)] = _default(CheckpointSpec, "keep_last")
     keep_every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "keep_every")
     keep_best: Annotated[Whole, Field(ge=0, le=1000)] = _default(CheckpointSpec, "keep_best")
+    path: Folder = _default(CheckpointSpec, "path")
     local: Folder = _default(CheckpointSpec, "local")
     restore_from: Folder = _default(CheckpointSpec, "restore_from")
     weights_only: Annotated[bool, Field(strict=True)] = _default(CheckpointSpec, "weights_only")

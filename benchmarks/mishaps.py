@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from orchestrator.adapters import manifest
-from orchestrator.adapters.durable import Bytes, Disk
+from orchestrator.adapters.durable import Bytes, Disk, Handle
 from orchestrator.adapters.manifest import CheckpointCorrupt
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
@@ -91,15 +91,15 @@ class _Counting(Disk):
         self.call()
         super().make_directory(path)
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Path) -> Handle:
         self.call()
         return super().create(path)
 
-    def write(self, descriptor: int, content: Bytes) -> None:
+    def write(self, descriptor: Handle, content: Bytes) -> None:
         self.call()
         super().write(descriptor, content)
 
-    def sync(self, descriptor: int) -> None:
+    def sync(self, descriptor: Handle) -> None:
         self.call()
         super().sync(descriptor)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator.adapters import manifest
 from orchestrator.adapters.manifest import CheckpointCorrupt
+from orchestrator.adapters.places import place
 from orchestrator.adapters.starting_point import Found, committed, find, folder_of
 from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError, Refused
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         made = actions.add_parser(name)
         made.set_defaults(do=do)
         for path in paths:
-            made.add_argument(path, type=Path)
+            made.add_argument(path, type=Path if path == "out" else place)
         return made
 
     action("verify", _verify, "path").add_argument("--step", type=int)
@@ -200,7 +201,7 @@ def _gc(asked: argparse.Namespace) -> dict[str, Any]:
     return {
         "folder": str(folder),
         "kept": [str(path) for path in found.kept or [one.path for one in committed(folder)]],
-        "going": [one for one in going if not asked.remove or not Path(str(one["path"])).exists()],
+        "going": [one for one in going if not asked.remove or not place(str(one["path"])).exists()],
         "removed": asked.remove and bool(found.kept),
         "bytes": sum(int(str(one["bytes"])) for one in going),
     }

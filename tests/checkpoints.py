@@ -11,6 +11,7 @@ import torch
 
 from orchestrator.adapters import manifest
 from orchestrator.adapters.durable import DISK, Disk
+from orchestrator.adapters.places import place
 from orchestrator.domain.checkpoint import CheckpointRef, ShardRef
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
@@ -136,7 +137,7 @@ class Saves:
     def is_right(self, ref: CheckpointRef) -> bool:
         """Whether reading gives every bit of the state at its step."""
         whole = [Interval(line.name, 0, line.numel) for line in self.profile.lines]
-        content = read(Path(ref.path), whole)
+        content = read(place(ref.path), whole)
         return all(
             np.array_equal(content[interval, kind].numpy(), self.values(self.lines[interval.line], kind, ref.step))
             for interval in whole

@@ -8,7 +8,8 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.adapters.durable import Bytes, Disk
+from orchestrator.adapters.durable import Bytes, Disk, Handle
+from orchestrator.adapters.places import Remote
 
 
 class Cut(BaseException):
@@ -21,27 +22,31 @@ class Traced(Disk):
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def at(self, call: str, descriptor: int | None = None, content: Bytes = b"") -> None:
+    def at(self, call: str, descriptor: Handle | None = None, content: Bytes = b"") -> None:
         self.calls.append(call)
 
     def make_directory(self, path: Path) -> None:
         self.at("make_directory")
         super().make_directory(path)
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Path) -> Handle:
         self.at("create")
         return super().create(path)
 
-    def write(self, descriptor: int, content: Bytes) -> None:
+    def write(self, descriptor: Handle, content: Bytes) -> None:
         self.at("write", descriptor, content)
         super().write(descriptor, content)
 
-    def sync(self, descriptor: int) -> None:
+    def sync(self, descriptor: Handle) -> None:
         self.at("sync")  # and no more: this disk's power does not go
 
     def rename(self, old: Path, new: Path) -> None:
         self.at("rename")
         super().rename(old, new)
+
+    def replace_object(self, path: Remote, content: Bytes) -> None:
+        self.at("replace_object")
+        super().replace_object(path, content)
 
     def unlink(self, path: Path) -> None:
         self.at("unlink")
@@ -62,10 +67,10 @@ class Killed(Traced):
         super().__init__()
         self._number = number
 
-    def at(self, call: str, descriptor: int | None = None, content: Bytes = b"") -> None:
+    def at(self, call: str, descriptor: Handle | None = None, content: Bytes = b"") -> None:
         super().at(call)
         if len(self.calls) == self._number:
-            if descriptor is not None:
+            if isinstance(descriptor, int):
                 os.write(descriptor, memoryview(content)[: len(content) // 2])
             raise Cut(call)
 
@@ -79,10 +84,10 @@ class Refusing(Traced):
         self._names = names
         self._code = code
 
-    def at(self, call: str, descriptor: int | None = None, content: Bytes = b"") -> None:
+    def at(self, call: str, descriptor: Handle | None = None, content: Bytes = b"") -> None:
         super().at(call)
         if len(self.calls) >= self.number and call in self._names:
-            if descriptor is not None:
+            if isinstance(descriptor, int):
                 os.write(descriptor, memoryview(content)[: len(content) // 2])
             raise OSError(self._code, os.strerror(self._code))
 
@@ -108,9 +113,9 @@ class Powerless(Traced):
             content = bytearray() if path.is_dir() else bytearray(path.read_bytes())
             self._live[path] = None if path.is_dir() else _File(content, bytes(content))
         self._synced = dict(self._live)
-        self._open: dict[int, _File] = {}
+        self._open: dict[Handle, _File] = {}
 
-    def at(self, call: str, descriptor: int | None = None, content: Bytes = b"") -> None:
+    def at(self, call: str, descriptor: Handle | None = None, content: Bytes = b"") -> None:
         super().at(call)
         if len(self.calls) == self._number:
             raise Cut(call)
@@ -119,16 +124,16 @@ class Powerless(Traced):
         super().make_directory(path)
         self._live.setdefault(path, None)
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Path) -> Handle:
         descriptor = super().create(path)
         self._live[path] = self._open[descriptor] = _File()
         return descriptor
 
-    def write(self, descriptor: int, content: Bytes) -> None:
+    def write(self, descriptor: Handle, content: Bytes) -> None:
         super().write(descriptor, content)
         self._open[descriptor].content += content
 
-    def sync(self, descriptor: int) -> None:
+    def sync(self, descriptor: Handle) -> None:
         super().sync(descriptor)
         self._open[descriptor].synced = bytes(self._open[descriptor].content)
 

@@ -173,7 +173,7 @@ def gc(
     """Show what nobody needs any more of a job's checkpoints, or remove it. Never the newest good one."""
     folder = place(ctx, path)
     if is_meant:
-        _require_over(ctx, Path(folder))
+        _require_over(ctx, folder)
     arguments = ["gc", folder, "--keep-last", str(keep_last), *(["--remove"] if is_meant else [])]
     result = run(arguments, (), "looking")
     if as_json:
@@ -189,13 +189,15 @@ def gc(
 
 def place(ctx: typer.Context, reference: str) -> str:
     """The folder that is meant: of this name, or of this job's newest checkpoint's siblings."""
+    if "://" in reference:
+        return reference
     if "/" in reference or Path(reference).exists():
         return str(Path(reference).expanduser().absolute())
     client = session_of(ctx).client()
     job = client.job(find_job(client, reference))
     if job.checkpoint is None:
         raise ClientError(f"{job.id} has no checkpoint yet; see everstep get {job.id}")
-    return str(Path(job.checkpoint.path).parent)
+    return job.checkpoint.path.rpartition("/")[0]
 
 
 def run(arguments: Sequence[str], needs: Sequence[str], doing: str) -> dict[str, Any]:
@@ -225,9 +227,9 @@ def run(arguments: Sequence[str], needs: Sequence[str], doing: str) -> dict[str,
     return result
 
 
-def _require_over(ctx: typer.Context, folder: Path) -> None:
+def _require_over(ctx: typer.Context, folder: str) -> None:
     """What a job that trains has written and not committed yet looks like what nobody needs. Raises Refused."""
-    named = next((part for part in reversed(folder.parts) if part.startswith("job-")), None)
+    named = next((part for part in reversed(folder.split("/")) if part.startswith("job-")), None)
     if named is None:
         return
     try:

@@ -9,16 +9,17 @@ from pathlib import Path
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, OnDisk, PruneCheckpoints
 from orchestrator.domain.events import CheckpointsPruned
-from orchestrator.domain.ids import JobId
+from orchestrator.domain.spec import CheckpointSpec
 
 from . import manifest, spec_file
 from .durable import write_durably
+from .places import place
 from .starting_point import SINCE
 from .sweeping import sweep
 
 
 class FolderCheckpoints:
-    """ports.Checkpoints over <root>/jobs/<job>/checkpoints."""
+    """ports.Checkpoints over <root>/jobs/<job>/checkpoints, or where the job's file says."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -28,26 +29,26 @@ class FolderCheckpoints:
 
     async def keep_house(self, effect: OnDisk) -> CheckpointsPruned | None:
         match effect:
-            case NoteCheckpoint(job=job, checkpoint=checkpoint):
+            case NoteCheckpoint(checkpoint=checkpoint):
                 # What a job begins with may be another job's, whose step after it was another one.
-                if Path(checkpoint.path).parent == self._folder(job):
+                if place(checkpoint.path).parent == self._folder(effect):
                     await asyncio.to_thread(note, checkpoint)
                 return None
             case PruneCheckpoints():
                 return await asyncio.to_thread(self._prune, effect)
 
     def _prune(self, effect: PruneCheckpoints) -> CheckpointsPruned | None:
-        kept = [Path(one.path) for one in effect.keep]
-        swept = sweep(self._folder(effect.job), kept, effect.condemned, effect.doomed)
+        kept = [place(one.path) for one in effect.keep]
+        swept = sweep(self._folder(effect), kept, effect.condemned, effect.doomed)
         if not swept.condemnable and not swept.deleted:
             return None
         return CheckpointsPruned(job=effect.job, condemnable=swept.condemnable, deleted=swept.deleted)
 
-    def _folder(self, job: JobId) -> Path:
-        return Path(self._root) / "jobs" / job / "checkpoints"
+    def _folder(self, effect: OnDisk) -> Path:
+        return place(effect.folder or CheckpointSpec().folder_of(effect.job, self._root))
 
     def _commit(self, effect: CommitCheckpoint) -> CheckpointRef:
-        folder = self._folder(effect.job)
+        folder = place(effect.spec.checkpoint.folder_of(effect.job, self._root))
         # First: whoever finds the manifest finds what it is of.
         spec_file.keep(folder, spec_file.Kept(job=effect.job, spec=effect.spec, profile=effect.profile))
         return manifest.commit(
@@ -64,4 +65,4 @@ class FolderCheckpoints:
 def note(checkpoint: CheckpointRef) -> None:
     """Raises OSError."""
     body = {"step": checkpoint.step, "bits": checkpoint.bits, "after": list(checkpoint.after)}
-    write_durably(Path(checkpoint.path) / SINCE, json.dumps(body).encode())
+    write_durably(place(checkpoint.path) / SINCE, json.dumps(body).encode())

@@ -13,7 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from .places import Remote, Upload
+
 Bytes: TypeAlias = bytes | bytearray | memoryview
+Handle: TypeAlias = int | Upload
+"""Of what is being written: a descriptor, or an object on its way."""
 
 
 class Disk:
@@ -23,20 +27,33 @@ class Disk:
         """One level; its parent is there, itself it may be there already."""
         path.mkdir(exist_ok=True)
 
-    def create(self, path: Path) -> int:
-        """A descriptor for writing a file that is not there yet. Raises FileExistsError."""
+    def create(self, path: Path) -> Handle:
+        """For writing a file that is not there yet. Raises FileExistsError."""
+        if isinstance(path, Remote):
+            return path.create()
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
-    def write(self, descriptor: int, content: Bytes) -> None:
+    def write(self, handle: Handle, content: Bytes) -> None:
+        if isinstance(handle, Upload):
+            handle.write(content)
+            return
         left = memoryview(content)
         while left:
-            left = left[os.write(descriptor, left) :]
+            left = left[os.write(handle, left) :]
 
-    def sync(self, descriptor: int) -> None:
-        os.fsync(descriptor)
+    def sync(self, handle: Handle) -> None:
+        """What has been written is durable; of an object nothing can follow."""
+        if isinstance(handle, Upload):
+            handle.commit()
+        else:
+            os.fsync(handle)
 
     def rename(self, old: Path, new: Path) -> None:
         old.replace(new)
+
+    def replace_object(self, path: Remote, content: Bytes) -> None:
+        """The whole of an object, which is what it was or this."""
+        path.write_bytes(content)
 
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -45,6 +62,8 @@ class Disk:
         path.rmdir()
 
     def sync_directory(self, path: Path) -> None:
+        if isinstance(path, Remote):
+            return
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -55,8 +74,18 @@ class Disk:
 DISK = Disk()
 
 
+def close(handle: Handle) -> None:
+    """Nothing more is written; an object that was not synced will not be."""
+    if isinstance(handle, Upload):
+        handle.close()
+    else:
+        os.close(handle)
+
+
 def make_directories(path: Path, disk: Disk = DISK) -> None:
     """`path` and what is missing above it; each new name is on disk when this returns."""
+    if isinstance(path, Remote):
+        return  # there are none
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -77,12 +106,15 @@ def write_new(file: Path, contents: Iterable[Bytes], disk: Disk = DISK) -> None:
             disk.write(descriptor, content)
         disk.sync(descriptor)
     finally:
-        os.close(descriptor)
+        close(descriptor)
     disk.sync_directory(file.parent)
 
 
 def write_durably(file: Path, content: Bytes, disk: Disk = DISK) -> None:
     """`file` is what it was or is `content`, at any moment and after any crash."""
+    if isinstance(file, Remote):
+        disk.replace_object(file, content)
+        return
     # Two supervisors may write the same file at once, and one of an earlier life may have left its draft.
     draft = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     disk.unlink(draft)
@@ -98,6 +130,9 @@ def write_durably(file: Path, content: Bytes, disk: Disk = DISK) -> None:
 
 def remove_tree(directory: Path, disk: Disk = DISK) -> None:
     """A directory and all in it. What is in it is no more than two levels deep."""
+    if isinstance(directory, Remote):
+        directory.remove_all()
+        return
     for path in sorted(directory.iterdir()):
         if path.is_dir() and not path.is_symlink():
             remove_tree(path, disk)

@@ -18,6 +18,7 @@ from ..domain.ids import Generation, Step
 from . import index as indexes
 from .durable import DISK, Disk, remove_tree
 from .index import PACKS, CheckpointCorrupt, CheckpointTooNew, Index
+from .places import place
 from .sealed import MANIFEST, Manifest, load_chain, load_manifest, named, reference
 
 _PACK = re.compile(r"(\d{8,})\.g(\d+)(?:\.\d+)?\.pack")
@@ -51,10 +52,10 @@ def going(directory: Path, keep_last: int) -> Going:
     refs = list(committed(directory))
     if not refs:
         return Going(kept=(), older=(), unfinished=(), packs=())
-    known = {Path(ref.path).name: load_manifest(Path(ref.path)) for ref in refs}
+    known = {place(ref.path).name: load_manifest(place(ref.path)) for ref in refs}
     kept: dict[str, Manifest] = {}
     for ref in refs[: max(1, keep_last)]:
-        kept |= {name: known[name] for name in chain_of(Path(ref.path).name, known)}
+        kept |= {name: known[name] for name in chain_of(place(ref.path).name, known)}
     newest = (refs[0].generation, refs[0].step)
     others = [(generation, step, path) for step, generation, path in candidates(directory) if path.name not in kept]
     return Going(

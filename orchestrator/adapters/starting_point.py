@@ -20,6 +20,7 @@ from ..domain.profile import Profile
 from ..domain.spec import JobSpec
 from . import manifest, spec_file
 from .manifest import MANIFEST, CheckpointCorrupt, Manifest
+from .places import place
 from .sealed import reference
 
 SINCE = "since.json"
@@ -64,7 +65,7 @@ def find(path: Path, step: int | None = None) -> Found:
     newest = manifest.latest(folder)
     if newest is None:
         raise Refused(f"there is no checkpoint that can be read in {folder}; give a checkpoint's folder or a job's")
-    return Found(path=Path(newest.path), manifest=manifest.load_manifest(Path(newest.path)))
+    return Found(path=place(newest.path), manifest=manifest.load_manifest(place(newest.path)))
 
 
 def committed(folder: Path) -> list[Found]:
@@ -94,7 +95,7 @@ def start_of(spec: JobSpec, profile: Profile) -> CheckpointRef | None:
     if not asked:
         return None
     try:
-        found = find(Path(asked))
+        found = find(place(asked))
         problem = "; ".join(differences(found, profile))
     except (Refused, CheckpointCorrupt) as error:
         raise _refused(asked, f"is {asked!r}, and {error}") from error

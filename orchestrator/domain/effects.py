@@ -65,6 +65,8 @@ class NoteCheckpoint:
 
     job: JobId
     checkpoint: CheckpointRef
+    folder: str = ""
+    """Of the job's own; "" where an earlier version asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,8 @@ class PruneCheckpoints:
     keep: tuple[CheckpointRef, ...]
     condemned: tuple[str, ...] = ()
     doomed: tuple[str, ...] = ()
+    folder: str = ""
+    """Of the job's own; "" where an earlier version asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

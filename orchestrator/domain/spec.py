@@ -84,12 +84,18 @@ class CheckpointSpec:
     """those of every so many steps (0: none),"""
     keep_best: int = 0
     """and so many of the lowest loss. Never removed: the newest, and the newest that a job was restored from and proved."""
+    path: str = ""
+    """Where they are kept: a folder that every node sees, or a URL (s3://bucket/runs); "": the server's own folder."""
     local: str = ""
     """A folder on each node's own disk for a second copy of what its devices save: restoring reads from there first."""
     restore_from: str = ""
     """Begin with this checkpoint, not the seed: its folder, or one whose newest is meant. The job goes on at its step."""
     weights_only: bool = False
     """Of restore_from: take weights alone and begin at step 0, with moments and a schedule of the job's own."""
+
+    def folder_of(self, job: str, root: str) -> str:
+        """Of this job's checkpoints. root: the folder that every node sees."""
+        return f"{self.path.rstrip('/')}/{job}" if self.path else f"{root}/jobs/{job}/checkpoints"
 
 
 NCCL_ABORT_S = 1.0

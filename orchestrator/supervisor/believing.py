@@ -92,7 +92,7 @@ def _note_after(draft: Draft, saved: Step, after: After) -> None:
 def _note_on_disk(draft: Draft, noted: CheckpointRef) -> None:
     """For whoever has no record. Not of every step: where there is a journal the record alone knows it."""
     if noted.kind == "base":
-        draft.emit(NoteCheckpoint(job=draft.record.id, checkpoint=noted))
+        draft.emit(NoteCheckpoint(job=draft.record.id, checkpoint=noted, folder=draft.checkpoint_folder))
 
 
 def void_where_canary_failed(draft: Draft, generation: Generation) -> bool:

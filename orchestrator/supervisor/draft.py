@@ -85,6 +85,11 @@ class Draft:
         return self._draining()
 
     @property
+    def checkpoint_folder(self) -> str:
+        """Of this job's own checkpoints: a path or a URL."""
+        return self.record.spec.checkpoint.folder_of(self.record.id, self.root)
+
+    @property
     def is_over(self) -> bool:
         return isinstance(self.record.state, TERMINAL)
 

@@ -70,7 +70,7 @@ def open_host(draft: Draft, node: NodeId) -> None:
             num_devices=draft.num_devices.get(node, 1),
             spec=record.spec,
             profile=record.profile,
-            checkpoint_dir=f"{draft.root}/jobs/{record.id}/checkpoints",
+            checkpoint_dir=draft.checkpoint_folder,
             log_dir=f"{draft.root}/jobs/{record.id}/logs",
             kind=draft.kinds.get(node, ""),
         ),

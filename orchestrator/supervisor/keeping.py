@@ -144,7 +144,15 @@ def checkpoint_committed(draft: Draft, checkpoint: CheckpointRef) -> None:
         return  # ranks may be reading one that would go; it does with the next commit
     is_saving = any(isinstance(effect, CommitCheckpoint) for effect in draft.record.outbox.values())
     doomed = () if is_saving else _condemned_for(draft, REFUSED_S)
-    draft.emit(PruneCheckpoints(job=record.id, keep=keep, condemned=tuple(sorted(draft.record.condemned)), doomed=doomed))
+    draft.emit(
+        PruneCheckpoints(
+            job=record.id,
+            keep=keep,
+            condemned=tuple(sorted(draft.record.condemned)),
+            doomed=doomed,
+            folder=draft.checkpoint_folder,
+        )
+    )
 
 
 def checkpoints_pruned(draft: Draft, said: CheckpointsPruned) -> None:

@@ -13,6 +13,7 @@ from orchestrator.domain.job import Succeeded
 from orchestrator.domain.spec import CheckpointSpec, ParallelSpec
 from tests.jobs import a_job, largest_gap
 from tests.rig import JOB, a_rig
+from worker.checkpoint.verify import verify
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -24,7 +25,7 @@ def test_training_is_restored_from_the_nodes_own_disk_and_a_damaged_piece_of_it_
     spec = replace(
         spec,
         parallel=ParallelSpec(tp=1, pp=1, dp=1),
-        checkpoint=CheckpointSpec(every=8, keep_last=3, local=str(near)),
+        checkpoint=CheckpointSpec(every=8, keep_last=3, local=str(near), path=f"file://{tmp_path}/shared"),
         recovery=replace(spec.recovery, mirrors=0),
     )
 
@@ -54,6 +55,8 @@ def test_training_is_restored_from_the_nodes_own_disk_and_a_damaged_piece_of_it_
 
     asyncio.run(scenario())
     assert not list(near.rglob("*.pack")), "copies go with the job's hosts"
+    (newest,) = (tmp_path / "shared" / JOB).glob("step-00000044.*")
+    assert verify(newest).bad == () and not list(tmp_path.rglob("checkpoints/step-*")), "they are where the job says"
 
 
 def _spoil_the_newest(near: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from orchestrator.adapters.index import own_folder
 from orchestrator.adapters.manifest import CheckpointCorrupt
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.ids import NodeId
@@ -16,7 +18,7 @@ from orchestrator.domain.profile import Interval
 from tests.checkpoints import KINDS, PLAN, PROFILE, Saves, dense
 from worker.checkpoint.reader import read
 from worker.checkpoint.shard import ShardWriter
-from worker.checkpoint.tier import Tier, own_disk
+from worker.checkpoint.tier import LEFT_S, Tier, own_disk, sweep_left
 
 WHOLE = [Interval(line.name, 0, line.numel) for line in PROFILE.lines]
 
@@ -136,6 +138,20 @@ def test_copies_of_states_that_are_neither_the_newest_nor_the_one_before_go(tmp_
     assert {copy.rpartition("/")[2] for copy in job.copies()} == {"00000006.g1.pack", "00000007.g1.pack"}
     assert job.read(refs[1]).num_read == job.stored(6)
     assert job.read(refs[0]).num_read == 0
+
+
+def test_what_a_host_that_died_left_goes_once_nobody_has_added_to_it_for_a_week(tmp_path: Path) -> None:
+    old, new, mine = (own_folder(str(tmp_path), NodeId("n0"), Path(f"/shared/{job}")) for job in ("old", "new", "mine"))
+    for folder in (old, new, mine):
+        pack = folder / "packs" / "n0.0" / "00000001.g1.pack"
+        pack.parent.mkdir(parents=True)
+        pack.write_bytes(b"state")
+    written = (new / "packs" / "n0.0" / "00000001.g1.pack").stat().st_mtime
+    assert sweep_left(mine, written + LEFT_S / 2) == ()
+    os.utime(new / "packs" / "n0.0" / "00000001.g1.pack", (written + 100, written + 100))
+    assert sweep_left(mine, written + LEFT_S + 50) == (old,)
+    assert not old.exists() and new.exists() and mine.exists()
+    assert sweep_left(tmp_path / "nothing" / "here", written) == ()
 
 
 def test_nodes_and_jobs_share_no_folder(tmp_path: Path) -> None:

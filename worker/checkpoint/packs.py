@@ -6,6 +6,7 @@ Reading, hashing and decompressing let go of the interpreter, so threads are wor
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -16,31 +17,62 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.adapters.index import CheckpointCorrupt, IndexedPiece, pack_path
+from orchestrator.adapters.places import Remote
 
 THREADS = 4
 """At most, and no more than there are processors."""
 BATCH = 4 << 20
 """Stored bytes that a thread works on before it takes the next batch."""
 
-Descriptors = dict[str, int]
-"""Of open packs, by name."""
+READ_AHEAD = 4 << 20
+"""Bytes that are asked of a store at once, where less is wanted: pieces lie back to back."""
+
+
+class Source:
+    """An open pack, to be read by any number of threads. Raises OSError where it cannot be opened."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._descriptor = -1 if isinstance(file, Remote) else os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        self._ahead = threading.local()
+
+    def read_into(self, room: NDArray[np.uint8], offset: int) -> None:
+        """Fill `room` from `offset` on. Raises OSError, also where the file ends before."""
+        if not isinstance(self._file, Remote):
+            read_into(self._descriptor, room, offset)
+            return
+        first, content = getattr(self._ahead, "block", (0, b""))
+        if not first <= offset <= offset + room.size <= first + len(content):
+            first, content = offset, self._file.read_range(offset, offset + max(room.size, READ_AHEAD))
+            self._ahead.block = first, content
+        if first + len(content) < offset + room.size:
+            raise OSError(f"it ends {offset + room.size - first - len(content)} bytes early")
+        room[:] = np.frombuffer(content, dtype=np.uint8, count=room.size, offset=offset - first)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+Sources = dict[str, Source]
+"""Open packs, by name."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 @contextmanager
-def opened(checkpoint: Path, packs: Iterable[str]) -> Iterator[Descriptors]:
+def opened(checkpoint: Path, packs: Iterable[str]) -> Iterator[Sources]:
     """Raises CheckpointCorrupt where one is not there."""
     with ExitStack() as stack:
-        descriptors: Descriptors = {}
+        sources: Sources = {}
         for pack in sorted(set(packs)):
             file = pack_path(checkpoint, pack)
             try:
-                descriptors[pack] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+                sources[pack] = Source(file)
             except OSError as error:
                 raise CheckpointCorrupt(f"{file} cannot be read: {error}; restore an older checkpoint") from error
-            stack.callback(os.close, descriptors[pack])
-        yield descriptors
+            stack.callback(sources[pack].close)
+        yield sources
 
 
 def read_into(descriptor: int, room: NDArray[np.uint8], offset: int) -> None:
@@ -56,11 +88,11 @@ def read_into(descriptor: int, room: NDArray[np.uint8], offset: int) -> None:
 def read_stored(file: Path, offset: int, length: int) -> NDArray[np.uint8]:
     """Raises OSError, also where the file ends before."""
     room = np.empty(length, dtype=np.uint8)
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    source = Source(file)
     try:
-        read_into(descriptor, room, offset)
+        source.read_into(room, offset)
     finally:
-        os.close(descriptor)
+        source.close()
     return room
 
 

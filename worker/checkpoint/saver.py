@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 import numpy as np
 import psutil
 
+from orchestrator.adapters.places import place
 from orchestrator.domain import codec
 from orchestrator.domain.checkpoint import ShardRef
 from orchestrator.domain.ids import Device, NodeId
@@ -73,7 +74,7 @@ def _carry_out(order: OpenHost, writers: dict[Device, ShardWriter], request: dic
     begun = time.monotonic()
     try:
         if device not in writers:
-            root = Path(order.checkpoint_dir)
+            root = place(order.checkpoint_dir)
             near = own_disk(order.spec.checkpoint.local, order.node, root)
             writers[device] = ShardWriter(root, order.profile, device, near=near)
         shard = _written(writers[device], filled)

@@ -7,7 +7,6 @@ nothing it learns it from the newest committed checkpoint. It refuses to know wh
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,8 +17,9 @@ from numpy.typing import NDArray
 
 from orchestrator.adapters import index as indexes
 from orchestrator.adapters import manifest
-from orchestrator.adapters.durable import DISK, Disk, make_directories, write_new
+from orchestrator.adapters.durable import DISK, Disk, Handle, close, make_directories, write_new
 from orchestrator.adapters.index import PACKS, STATE, Index, IndexedPiece
+from orchestrator.adapters.places import place
 from orchestrator.adapters.sweeping import condemned_packs
 from orchestrator.domain.checkpoint import ShardRef
 from orchestrator.domain.ids import Device, Generation
@@ -204,22 +204,22 @@ class _Pack:
         self.size = 0
         self._path = root / PACKS / name
         self._disk = disk
-        self._descriptor: int | None = None
+        self._handle: Handle | None = None
 
     def append(self, content: bytes | memoryview) -> int:
         """Where it begins."""
-        if self._descriptor is None:
-            self._descriptor = self._disk.create(self._path)
+        if self._handle is None:
+            self._handle = self._disk.create(self._path)
         if self._copier is not None:  # the nearest first: it is the fastest
             self._copier.write(self.name, content)
-        self._disk.write(self._descriptor, content)
+        self._disk.write(self._handle, content)
         self.size += len(content)
         return self.size - len(content)
 
     def finish(self) -> None:
         """It is on disk when this returns."""
-        if self._descriptor is not None:
-            self._disk.sync(self._descriptor)
+        if self._handle is not None:
+            self._disk.sync(self._handle)
             self._close()
             self._disk.sync_directory(self._path.parent)
         if self._copier is not None:
@@ -229,15 +229,15 @@ class _Pack:
         """A full disk has no room for the half of a pack."""
         if self._copier is not None:
             self._copier.finish(self.name, keep=False)
-        if self.size or self._descriptor is not None:
+        if self.size or self._handle is not None:
             self._close()
             with suppress(OSError):
                 self._disk.unlink(self._path)
 
     def _close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._handle is not None:
+            close(self._handle)
+            self._handle = None
 
 
 def _committed(root: Path) -> tuple[dict[str, _Place], dict[str, int]]:
@@ -247,7 +247,7 @@ def _committed(root: Path) -> tuple[dict[str, _Place], dict[str, int]]:
     try:
         newest = manifest.latest(root)
         if newest is not None:
-            path, base = manifest.load_chain(Path(newest.path))[0]
+            path, base = manifest.load_chain(place(newest.path))[0]
             for part in manifest.load_indexes(path, base):
                 sizes |= part.packs
                 for p in part.pieces:

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from orchestrator.adapters.manifest import CheckpointCorrupt, load_indexes, load
 from orchestrator.domain.profile import Interval
 
 from .coding import Coder, digest
-from .packs import Descriptors, batches, in_parallel, opened, read_into, what
+from .packs import Sources, batches, in_parallel, opened, what
 from .tier import Opened, Tier
 
 
@@ -47,8 +46,8 @@ def fill(
     tasks = _tasks(path, wanted)
     cut = batches(tasks, lambda task: task.piece)
     packs = {task.piece.pack for task in tasks}
-    with opened(path, packs) as descriptors, _near_packs(near, packs) as close_by:
-        read = in_parallel(lambda batch: _read_batch(path, batch, descriptors, close_by, near), cut)
+    with opened(path, packs) as sources, _near_packs(near, packs) as close_by:
+        read = in_parallel(lambda batch: _read_batch(path, batch, sources, close_by, near), cut)
         for batch, num_near in zip(cut, read, strict=True):
             if near is not None:
                 near.num_read += num_near
@@ -116,7 +115,7 @@ def _stored(path: Path, wanted: Sequence[Wanted]) -> dict[tuple[str, str], list[
 
 
 def _read_batch(
-    path: Path, batch: Sequence[_Task], descriptors: Descriptors, close_by: Mapping[str, Opened], near: Tier | None
+    path: Path, batch: Sequence[_Task], sources: Sources, close_by: Mapping[str, Opened], near: Tier | None
 ) -> int:
     """Bytes that came from the nearer tier."""
     reader, num_near = _Reader(max(task.piece.content_bytes for task in batch)), 0
@@ -131,8 +130,7 @@ def _read_batch(
         else:
             if problem and near is not None:
                 near.bad.append(f"{what(path, piece)} {problem} on {near.name}")
-            descriptor = descriptors[piece.pack]
-            problem = reader.read(partial(read_into, descriptor), piece, into)
+            problem = reader.read(sources[piece.pack].read_into, piece, into)
             if problem:
                 raise CheckpointCorrupt(f"{what(path, piece)} {problem}; restore an older checkpoint")
         if not is_whole:

@@ -8,6 +8,7 @@ is checked where it is read, and what cannot be written there, or is gone, is do
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,9 @@ from orchestrator.adapters.index import PACKS, own_folder
 from orchestrator.domain.ids import NodeId
 
 from .packs import read_into
+
+LEFT_S = 7 * 24 * 3600.0
+"""After which copies that nobody adds to are taken for those of a job that is gone."""
 
 
 class Tier:
@@ -102,6 +106,26 @@ class Opened:
 def own_disk(local: str, node: NodeId, root: Path) -> Tier | None:
     """The tier of a node for the checkpoints in `root`; None where the job has none. local: the job's checkpoint.local."""
     return Tier(f"{node}'s disk", str(own_folder(local, node, root))) if local else None
+
+
+def sweep_left(mine: Path, now: float) -> tuple[Path, ...]:
+    """Remove what other jobs left on this node's disk, beside `mine`, and nobody has written to for LEFT_S.
+
+    A host that is closed removes its own; one that died may never have come back. now: wall clock. Where such a job still
+    runs it loses copies alone, and reads shared storage.
+    """
+    removed = []
+    with suppress(OSError):
+        for folder in sorted(mine.parent.iterdir()):
+            if folder != mine and folder.is_dir() and _newest(folder) < now - LEFT_S:
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder)
+    return tuple(removed)
+
+
+def _newest(folder: Path) -> float:
+    """When anything in it was last written; OSError where it is going just now."""
+    return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 class Copier:

@@ -17,7 +17,7 @@ from orchestrator.adapters.index import RAW, IndexedPiece
 from orchestrator.adapters.manifest import CheckpointCorrupt, Manifest, load_chain, load_manifest
 
 from .coding import Coder, digest
-from .packs import Descriptors, batches, in_parallel, opened, read_into, what
+from .packs import Sources, batches, in_parallel, opened, what
 
 Progress = Callable[[int, int], None]
 """Stored bytes looked at so far, and of all."""
@@ -100,18 +100,18 @@ def _pieces(path: Path, manifest: Manifest, bad: list[str]) -> Iterator[IndexedP
 
 def _looked_at(path: Path, pieces: Sequence[IndexedPiece]) -> Iterator[tuple[int, list[str]]]:
     """Of some pieces at a time: their stored bytes, and what is wrong with them."""
-    with opened(path, (piece.pack for piece in pieces)) as descriptors:
+    with opened(path, (piece.pack for piece in pieces)) as sources:
         cut = batches(pieces, lambda piece: piece)
-        yield from in_parallel(lambda batch: _complaints(path, batch, descriptors), cut)
+        yield from in_parallel(lambda batch: _complaints(path, batch, sources), cut)
 
 
-def _complaints(path: Path, batch: Sequence[IndexedPiece], descriptors: Descriptors) -> tuple[int, list[str]]:
+def _complaints(path: Path, batch: Sequence[IndexedPiece], sources: Sources) -> tuple[int, list[str]]:
     coder, bad = Coder(), []
     room = np.empty((2, max(piece.content_bytes for piece in batch)), dtype=np.uint8)
     for piece in batch:
         stored, content = room[0, : piece.length], room[1, : piece.content_bytes]
         try:
-            read_into(descriptors[piece.pack], stored, piece.offset)
+            sources[piece.pack].read_into(stored, piece.offset)
             if digest(stored.data) != piece.stored:
                 raise ValueError("hash")
             if piece.coding != RAW:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import assert_never
 
 import torch
 
 from orchestrator.adapters.manifest import CheckpointCorrupt
+from orchestrator.adapters.places import place
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer, Arrived, Unreadable
 from orchestrator.domain.ids import Device, Step
@@ -99,7 +99,7 @@ class Kept:
                 from_seed(fresh, self._program, self._spec, self._profile)
             case FromCheckpoint():
                 with self._near(restore.checkpoint) as near:
-                    from_checkpoint(fresh, Path(restore.checkpoint.path), near, read_back)
+                    from_checkpoint(fresh, place(restore.checkpoint.path), near, read_back)
             case FromMemory():
                 stores = self._stores(restore.step)
                 fresh = self._to_fill(fresh, stores)
@@ -107,7 +107,7 @@ class Kept:
                     from_memory(fresh, stores, restore.moves, self._me, session, received=received)
                 else:
                     lost = [read.interval for read in restore.reads if read.target == self._me]
-                    path = Path(restore.checkpoint.path)
+                    path = place(restore.checkpoint.path)
                     with self._near(restore.checkpoint) as near:
                         from_memory(fresh, stores, restore.moves, self._me, session, lost, path, near, received, read_back)
                 # Let nobody drop what another rank may still have to be given again: wait until all have everything.
@@ -172,7 +172,7 @@ class Kept:
     @contextmanager
     def _near(self, checkpoint: CheckpointRef) -> Iterator[Tier | None]:
         """This node's own copy, where there is one; what was wrong with it is noted. Raises NotRestored."""
-        near = own_disk(self._spec.checkpoint.local, self._me.node, Path(checkpoint.path).parent)
+        near = own_disk(self._spec.checkpoint.local, self._me.node, place(checkpoint.path).parent)
         try:
             yield near
         except CheckpointCorrupt as error:

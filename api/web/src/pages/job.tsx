@@ -83,7 +83,7 @@ function Head({ job }: { job: JobView }) {
   const [asking, setAsking] = useState<"scale" | "cancel" | "checkpoint" | "pause" | "resume" | null>(null);
   const close = () => setAsking(null);
   const isOver = OVER.has(job.status);
-  const isPaused = job.status === "PAUSED" || job.status === "PAUSING";
+  const turn = job.status === "PAUSED" || job.status === "PAUSING" ? "resume" : "pause";
   const left = job.typical_step_s ? (job.steps - job.step) * job.typical_step_s : null;
   return (
     <header class="job-head">
@@ -102,11 +102,11 @@ function Head({ job }: { job: JobView }) {
             <button type="button" onClick={() => setAsking("scale")}>
               Scale
             </button>
-            <button type="button" onClick={() => setAsking(isPaused ? "resume" : "pause")}>
-              {isPaused ? "Resume" : "Pause"}
-            </button>
             <button type="button" onClick={() => setAsking("checkpoint")}>
               Checkpoint now
+            </button>
+            <button type="button" onClick={() => setAsking(turn)}>
+              {turn === "pause" ? "Pause" : "Resume"}
             </button>
             <button type="button" class="danger" onClick={() => setAsking("cancel")}>
               Cancel job
@@ -130,13 +130,13 @@ function Head({ job }: { job: JobView }) {
         </Dialog>
       ) : null}
       {asking === "pause" ? (
-        <Dialog title={`Pause ${job.name}?`} verb="Pause" close={close} act={async () => (await pause(job.id)).message}>
-          <p>Its state is saved, then its devices are free for others. It goes on from the same step when it is resumed.</p>
+        <Dialog title={`Pause ${job.name}?`} verb="Pause the job" close={close} act={async () => (await pause(job.id)).message}>
+          <p>It makes one more step, saves it, and gives its devices back until it is resumed. No step is lost; going on takes a start.</p>
         </Dialog>
       ) : null}
       {asking === "resume" ? (
-        <Dialog title={`Resume ${job.name}?`} verb="Resume" close={close} act={async () => (await resume(job.id)).message}>
-          <p>It goes on from step {count(job.step)} as soon as devices are free.</p>
+        <Dialog title={`Resume ${job.name}?`} verb="Resume it" close={close} act={async () => (await resume(job.id)).message}>
+          <p>It goes on from step {count(job.step)} as soon as there are devices for it.</p>
         </Dialog>
       ) : null}
       {asking === "cancel" ? (
