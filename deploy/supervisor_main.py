@@ -27,6 +27,8 @@ from orchestrator.supervisor.acting import World
 from orchestrator.supervisor.run import Supervisor
 
 NODES_S = 60.0
+IGNORES_KINDS = "EVERSTEP_IGNORES_KINDS"
+"""Where this is set, plans are made as if all devices were alike: benchmarks compare with that."""
 log = structlog.get_logger()
 
 
@@ -62,7 +64,7 @@ async def serve(state_dir: Path) -> None:
         cluster=cluster,
         provider=nodes,
         prober=SubprocessProber(),
-        planner=ThreadPlanner(),
+        planner=ThreadPlanner(ignores_kinds=bool(os.environ.get(IGNORES_KINDS))),
         checkpoints=FolderCheckpoints(str(state_dir)),
         saboteur=LocalSaboteur(EmbeddedRedis(state_dir).address),
     )

@@ -23,7 +23,7 @@ from orchestrator.domain.plan import Plan, Seat
 from orchestrator.domain.protocol import FaultCarriedOut
 
 from . import faultpoints
-from .emulation import computed_s, pretend
+from .emulation import computed_s, delay
 from .page.writer import PageWriter
 from .parallel.sabotage import BadLink
 
@@ -179,7 +179,7 @@ class Faults:
         if time.monotonic() >= self._slow_until:
             self._slow_until = 0.0
             return
-        pretend(min((self._factor - 1) * computed, MAX_PAUSE_S))
+        delay(min((self._factor - 1) * computed, MAX_PAUSE_S))
         self._computed_s = computed_s()
 
     def _tell(self, fault: FaultRequested, message: str, step: Step, *, refused: bool = False) -> None:

@@ -42,6 +42,11 @@ class Degrees:
         return f"tp{self.tp} x pp{self.pp} x dp{self.dp}"
 
 
+def choose_alike(request: ChoosePlan) -> Plan | Infeasible:
+    """What a planner chooses that takes all devices for alike: to compare with."""
+    return choose(replace(request, devices=tuple((device, "cpu") for device, _ in request.devices)))
+
+
 def choose(request: ChoosePlan) -> Plan | Infeasible:
     """The best plan on the request's devices. Pure: the same request gives the same plan, whatever the devices' order."""
     refusal = _never(request)

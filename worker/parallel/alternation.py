@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..emulation import REAL, Pace
+from ..emulation import Pace
 from ..stopwatch import ProcessorStopwatch, Stopwatch
 from .group import Group
 
@@ -48,7 +48,7 @@ class Alternation:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
-        pace: Pace = REAL,
+        pace: Pace | None = None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         pp.meet(device)
@@ -56,7 +56,7 @@ class Alternation:
         self._before = pp.index - 1 if pp.index else None
         self._after = pp.index + 1 if pp.index + 1 < pp.size else None
         self._shape, self._dtype, self._device = shape, dtype, device
-        self._pace = pace
+        self._pace = pace or Pace(0.0, "", 0, 1)
         self._stopwatch = stopwatch or ProcessorStopwatch()
 
     def run(self, count: int, forward: Forward, done: Callable[[int], None]) -> None:
@@ -65,6 +65,7 @@ class Alternation:
         Gradients are added to the leaves'. Raises Aborted, PeerLost, and whatever forward and done raise.
         """
         ahead = min(count, self._pp.size - self._pp.index)
+        self._pace.begin()
         under_way: deque[tuple[torch.Tensor | None, torch.Tensor]] = deque()
 
         def step_forward(place: int, given: torch.Tensor | None) -> torch.Tensor:
@@ -104,6 +105,7 @@ class Alternation:
             return None
         room = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         _wait(self._pp.trade(neighbour, _dense(give), room))
+        self._pace.begin()
         return room
 
     def _send(self, neighbour: int | None, give: torch.Tensor | None) -> list[dist.Work]:

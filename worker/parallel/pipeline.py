@@ -16,7 +16,7 @@ from orchestrator.domain.spec import TrainSpec
 
 from ..data.sampling import batch, sample_indices
 from ..data.sources import num_samples
-from ..emulation import REAL, Pace
+from ..emulation import Pace
 from ..program import StageModule
 from ..progress import Progress
 from ..stopwatch import stopwatch_of
@@ -43,7 +43,7 @@ class StageRunner:
         device: torch.device,
         progress: Progress,
         collect: Callable[[int], None],
-        pace: Pace = REAL,
+        pace: Pace,
     ) -> None:
         self._train = train
         self._module = module

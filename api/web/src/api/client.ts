@@ -116,6 +116,14 @@ export function cancel(job: string): Promise<Accepted> {
   return asked(api.POST("/api/v1/jobs/{job_id}:cancel", { params: { path: { job_id: job } } }));
 }
 
+export function pause(job: string): Promise<Accepted> {
+  return asked(api.POST("/api/v1/jobs/{job_id}:pause", { params: { path: { job_id: job } } }));
+}
+
+export function resume(job: string): Promise<Accepted> {
+  return asked(api.POST("/api/v1/jobs/{job_id}:resume", { params: { path: { job_id: job } } }));
+}
+
 export function checkpointNow(job: string): Promise<Accepted> {
   return asked(api.POST("/api/v1/jobs/{job_id}:checkpoint", { params: { path: { job_id: job } } }));
 }

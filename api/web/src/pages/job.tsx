@@ -1,7 +1,7 @@
 // One job: who it is, how it is, what can be done about it, and its parts below (overview, map, incidents, events).
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { cancel, checkpointNow, getJob, type JobView } from "../api/client";
+import { cancel, checkpointNow, getJob, pause, resume, type JobView } from "../api/client";
 import { useAsked } from "../asking";
 import { JobLog } from "../live/joblog";
 import { link } from "../live/link";
@@ -80,9 +80,10 @@ function Unknown({ message }: { message: preact.ComponentChildren }) {
 }
 
 function Head({ job }: { job: JobView }) {
-  const [asking, setAsking] = useState<"scale" | "cancel" | "checkpoint" | null>(null);
+  const [asking, setAsking] = useState<"scale" | "cancel" | "checkpoint" | "pause" | "resume" | null>(null);
   const close = () => setAsking(null);
   const isOver = OVER.has(job.status);
+  const turn = job.status === "PAUSED" || job.status === "PAUSING" ? "resume" : "pause";
   const left = job.typical_step_s ? (job.steps - job.step) * job.typical_step_s : null;
   return (
     <header class="job-head">
@@ -104,6 +105,9 @@ function Head({ job }: { job: JobView }) {
             <button type="button" onClick={() => setAsking("checkpoint")}>
               Checkpoint now
             </button>
+            <button type="button" onClick={() => setAsking(turn)}>
+              {turn === "pause" ? "Pause" : "Resume"}
+            </button>
             <button type="button" class="danger" onClick={() => setAsking("cancel")}>
               Cancel job
             </button>
@@ -123,6 +127,16 @@ function Head({ job }: { job: JobView }) {
       {asking === "checkpoint" ? (
         <Dialog title="Make a checkpoint now?" verb="Make it" close={close} act={async () => (await checkpointNow(job.id)).message}>
           <p>The next step is saved as soon as it is committed. Training waits for no more than the copy in memory.</p>
+        </Dialog>
+      ) : null}
+      {asking === "pause" ? (
+        <Dialog title={`Pause ${job.name}?`} verb="Pause the job" close={close} act={async () => (await pause(job.id)).message}>
+          <p>It makes one more step, saves it, and gives its devices back until it is resumed. No step is lost; going on takes a start.</p>
+        </Dialog>
+      ) : null}
+      {asking === "resume" ? (
+        <Dialog title={`Resume ${job.name}?`} verb="Resume it" close={close} act={async () => (await resume(job.id)).message}>
+          <p>It goes on from step {count(job.step)} as soon as there are devices for it.</p>
         </Dialog>
       ) : null}
       {asking === "cancel" ? (

@@ -13,8 +13,8 @@ import { SubmitDialog } from "./submit";
 const PAGE = 50;
 const GROUPS: readonly { name: string; label: string; states: readonly JobStatus[] }[] = [
   { name: "all", label: "All", states: [] },
-  { name: "active", label: "Active", states: ["STARTING", "RUNNING", "RECOVERING", "RESIZING", "STOPPING"] },
-  { name: "waiting", label: "Waiting", states: ["PENDING"] },
+  { name: "active", label: "Active", states: ["STARTING", "RUNNING", "RECOVERING", "RESIZING", "STOPPING", "PAUSING"] },
+  { name: "waiting", label: "Waiting", states: ["PENDING", "PAUSED"] },
   { name: "succeeded", label: "Succeeded", states: ["SUCCEEDED"] },
   { name: "failed", label: "Failed", states: ["FAILED"] },
   { name: "cancelled", label: "Cancelled", states: ["CANCELLED"] },
