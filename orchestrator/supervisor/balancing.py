@@ -102,6 +102,7 @@ def _is_open_to_change(draft: Draft, state: Running) -> bool:
         or record.join
         or record.planning
         or record.looking
+        or record.pause
     ):
         return False
     if record.failures or record.unreachable & set(plan.nodes) or why_move(draft, plan):
