@@ -85,6 +85,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "paused-requests-1": (HostRequest, paused.REQUESTS),
     "paused-records-1": (JobRecord, (paused.RECORD,)),
     "cordons-1": (tuple[Cordon, ...], (moved.CORDONS,)),
+    "balanced-effects-1": (Effect, balanced.EFFECTS),
     "balanced-events-1": (HostEvent, balanced.HOST_EVENTS),
     "balanced-records-1": (JobRecord, (balanced.RECORD,)),
     "joins-1": (
