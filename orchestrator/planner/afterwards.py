@@ -16,10 +16,19 @@ from .replan import Change, Current, Outlook, placed, replan
 from .search import Benches, price
 
 
-def after_loss(request: ChoosePlan) -> Plan | None:
+def look_ahead(request: ChoosePlan) -> Outlook:
+    """The best plans for the loss of one node and of one device of each class, searched before it happens."""
+    machines = of_devices(request.devices, KINDS, domains=request.domains, speeds=request.speeds)
+    outlook = Outlook(ask=ask_of(request.spec, request.profile, machines), benches=Benches())
+    outlook.prepare()
+    return outlook
+
+
+def after_loss(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | None:
     """What is cheapest of absorbing, repairing and re-shaping, by moving + horizon; None where nothing ran or nothing fits.
 
-    What the request's running plan has and its devices lack is lost.
+    What the request's running plan has and its devices lack is lost. ahead: an outlook on a cluster that may be this one;
+    the answer is the same without it, later.
     """
     running = request.running
     if running is None or running.tp != (request.spec.parallel.tp or running.tp):
@@ -28,14 +37,14 @@ def after_loss(request: ChoosePlan) -> Plan | None:
     every = {**dict(request.lost), **here}
     whole = of_devices(every.items(), KINDS, domains=request.domains, speeds=request.speeds)
     ask = ask_of(request.spec, request.profile, whole)
-    benches = Benches()
-    current = current_of(running, whole, ask, benches)
+    outlook = ahead if ahead is not None and ahead.ask == ask else Outlook(ask=ask, benches=Benches())
+    current = current_of(running, whole, ask, outlook.benches)
     if current is None:
         return None
     gone = {device for machine in whole.nodes for device in machine.devices} - set(here)
     nodes = [m.node for m in whole.nodes if set(m.devices) <= gone]
     devices = sorted(device for device in gone if device.node not in nodes)
-    change = replan(current, Outlook(ask=ask, benches=benches), nodes=nodes, devices=devices, horizon=request.horizon_steps)
+    change = replan(current, outlook, nodes=nodes, devices=devices, horizon=request.horizon_steps)
     if not isinstance(change, Change):
         return None
     plan = placed(change, current, nodes, devices)

@@ -16,6 +16,7 @@ from .ask import Planned
 from .job import ask_of
 from .machines import of_devices
 from .placement import place
+from .replan import Outlook
 from .search import search
 from .words import won_by
 
@@ -27,12 +28,12 @@ def is_mixed(request: ChoosePlan) -> bool:
     return (train.device == "cuda" or train.emulated_layer_s > 0) and (len(kinds) > 1 or bool(request.speeds))
 
 
-def choose_mixed(request: ChoosePlan) -> Plan | None:
+def choose_mixed(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | None:
     """The fastest plan, on devices that hold state where there is a choice; None where there is none.
 
-    After a loss, the one that is cheapest to go on with.
+    After a loss, the one that is cheapest to go on with; ahead: what was searched for that before.
     """
-    if (after := after_loss(request)) is not None:
+    if (after := after_loss(request, ahead)) is not None:
         return after
     machines = of_devices(request.devices, KINDS, domains=request.domains, speeds=request.speeds)
     found = search(ask_of(request.spec, request.profile, machines))

@@ -10,6 +10,7 @@ from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId
 from orchestrator.domain.layout import layout, transfers
 from orchestrator.domain.plan import Pipeline, Plan, Stage
+from orchestrator.planner.afterwards import look_ahead
 from orchestrator.planner.choose import choose
 from tests.builders import a_profile, a_spec
 
@@ -87,6 +88,14 @@ def test_a_slow_node_is_planned_as_slow_as_it_is() -> None:
     assert ids_of(slow)["n3"] < ids_of(chosen(request))["n3"]
     alike = replace(request, devices=tuple((device, "A100") for device, _ in DEVICES), speeds={NodeId("n1"): 0.5})
     assert ids_of(chosen(alike))["n1"] < min(n for node, n in ids_of(chosen(alike)).items() if node != "n1")
+
+
+@pytest.mark.parametrize("node", ["n0", "n1", "n2", "n3"])
+def test_what_was_searched_before_the_loss_gives_the_same_plan(node: str) -> None:
+    request = asked(pp=1)
+    loss = without(request, node, chosen(request))
+    ahead = look_ahead(request)
+    assert ahead.ready and choose(loss, ahead) == chosen(loss)
 
 
 def test_the_order_of_devices_changes_nothing() -> None:
