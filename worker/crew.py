@@ -30,6 +30,7 @@ from .keeper import Zygote
 from .mail import FromRank, StandBy, order_frame, read_said
 from .processes import stack_of
 from .seat import Seat, open_seat
+from .understudies import Understudies
 
 _EXIT_CODE_WAIT_S = 0.2
 _CLOSE_S = 10.0
@@ -76,8 +77,7 @@ class Crew:
         """Every process that has not been told dead yet, by seat number."""
         self._at: dict[Device, Seat] = {}
         """The newest seat of each device."""
-        self._understudies: dict[Device, Seat] = {}
-        """Forked ahead, to take the place of whoever is there; see fork_ahead."""
+        self._understudies = Understudies(lambda device: self._fork(device, Generation(0), is_understudy=True))
         self._last_seat = 0
         self._preparations: list[_Preparation] = []
         self._dumps: set[asyncio.Task[None]] = set()
@@ -96,7 +96,7 @@ class Crew:
     @property
     def understudies(self) -> Mapping[Device, int]:
         """Pids of those that could take over now."""
-        return {device: seat.pid for device, seat in self._understudies.items() if seat.is_living and seat.stands_by}
+        return self._understudies.ready
 
     @property
     def zygote_pid(self) -> int:
@@ -124,18 +124,9 @@ class Crew:
         self._answer_preparations()
 
     def fork_ahead(self, wanted: Collection[Device]) -> None:
-        """Have an idle process for each of these devices and no other, so that nobody waits for a fork after a death.
-
-        One more of them is forked each time this is called, once the one before has rehearsed.
-        """
-        for device in self._understudies.keys() - set(wanted):
-            self._understudies.pop(device).kill("nobody will need it")
-        if self._failed or self._closing or any(not seat.stands_by for seat in self._understudies.values()):
-            return
-        for device in wanted:
-            if device not in self._understudies:
-                self._understudies[device] = self._fork(device, Generation(0), is_understudy=True)
-                return
+        """Bring an idle process for each of these devices nearer, so that nobody waits for a fork after a death."""
+        if not self._failed and not self._closing:
+            self._understudies.keep(wanted)
 
     def stands_by(self, seat: Seat) -> None:
         """It said so; whoever asked for it is told once all of them do."""
@@ -195,11 +186,7 @@ class Crew:
     # --- births -----------------------------------------------------------------------------------------------------------
 
     def _spawn(self, device: Device, generation: Generation) -> None:
-        if device in self.understudies:
-            seat = self._understudies.pop(device)
-            seat.take_over(generation)
-        else:
-            seat = self._fork(device, generation)
+        seat = self._understudies.take(device, generation) or self._fork(device, generation)
         self._at[device] = seat
         self._spawned(seat)
 
@@ -300,8 +287,7 @@ class Crew:
             loop.remove_reader(seat.pidfd)
         self._rank_speaks(seat)  # what it said before it ended comes before its end
         if seat.is_understudy:
-            if self._understudies.get(seat.device) is seat:
-                del self._understudies[seat.device]
+            self._understudies.lose(seat)
             seat.close()
             self._note_if_empty()
             return

@@ -116,6 +116,8 @@ class Host:
         self._closed = Generation(0)
         self._first_step = Generation(0), 0.0
         """The newest generation that has committed one here, and when."""
+        self._seated: tuple[Device, ...] = ()
+        """Devices here that have a seat in the newest plan."""
         now = time.monotonic()
         self._isolation = Isolation(heard_at=now, moved_at=now, grace_s=isolation_grace_s)
         self._lookout: Lookout | None = None
@@ -256,6 +258,7 @@ class Host:
         self._lookout.begin(form.generation)
         assert self._dispatch is not None
         self._dispatch.begin(form.generation)
+        self._seated = tuple(device for device in sorted(crew.at) if device in form.plan.seat_of)
         frame = order_frame(form)
         for device, seat in crew.at.items():
             if device not in form.plan.seat_of and device not in form.donors:
@@ -364,13 +367,15 @@ class Host:
                     self._isolation.commit(time.monotonic())
             case RankReported(report=report):
                 seat.reported = max(seat.reported, report.generation)
-                self._outbox.add(said)
+                self._outbox.add(said, gathering=self._awaits_reports(report.generation))
             case RankReady():
                 self._opened_crew().watch(seat)
                 phases = {"fork": seat.fork_s, **said.phases}
                 seat.fork_s = 0.0  # paid once, by the generation it was forked for
                 self._isolation.move(time.monotonic())
-                self._outbox.add(replace(said, phases=phases))
+                seat.ready = max(seat.ready, said.generation)
+                is_last = all(one.ready >= said.generation for one in self._members(said.generation))
+                self._outbox.add(replace(said, phases=phases), gathering=not is_last)
             case RankFinished():
                 seat.is_finished = True
                 self._outbox.add(said)
@@ -387,6 +392,19 @@ class Host:
                 seat.raised = message
             case _:
                 assert_never(said)
+
+    def _awaits_reports(self, generation: Generation) -> bool:
+        """Whether this one means nothing alone: the generation is closed, and others here that were told so owe theirs."""
+        if generation > self._closed:
+            return False  # by itself: that is news
+        return any(
+            seat.reported < generation and seat.born <= generation
+            for seat in self._opened_crew().seats
+            if seat.is_living and seat.is_forked
+        )
+
+    def _members(self, generation: Generation) -> list[Seat]:
+        return [seat for seat in self._opened_crew().seats if seat.is_living and seat.formed == generation]
 
     def _collect(self, seat: Seat) -> None:
         """What it has handed over is written, whatever becomes of it."""
@@ -426,8 +444,8 @@ class Host:
         if self._order is None or self._order.spec.train.device == "cuda":
             return  # memory of a device is for who trains on it
         if generation == self._formed > self._closed and time.monotonic() - at > AHEAD_S:
-            crew = self._opened_crew()
-            crew.fork_ahead([device for device, seat in crew.at.items() if seat.is_living and seat.formed == generation])
+            # By the plan, not by who lives: of a rank that has just ended the understudy is about to be needed.
+            self._opened_crew().fork_ahead(self._seated)
 
     def _judge_isolation(self) -> None:
         now, allowed_s = time.monotonic(), self._opened_order().spec.recovery.max_isolation_s

@@ -22,6 +22,7 @@ TICK_S = 0.5
 """As long as a supervisor lets a poll wait: the next poll ends with the next tick, not besides."""
 FIRST_S = 0.02
 """After a generation's first step, which ends an incident."""
+GATHER_S = 0.02
 MAX_BATCH = 1000
 """Envelopes in one delivery."""
 MAX_ANSWERS = 20_000
@@ -46,13 +47,20 @@ class Outbox:
         self._paces: dict[Device, list[float]] = {}
         self._paces_of = Generation(0)
         self._timer: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
 
-    def add(self, event: HostEvent) -> None:
-        """An urgent event: whoever waits gets it now, after the steps that passed before it."""
+    def add(self, event: HostEvent, *, gathering: bool = False) -> None:
+        """An urgent event: whoever waits gets it now, after the steps that passed before it.
+
+        gathering: or with the next one, at most GATHER_S later, because it says nothing before others of its kind do.
+        """
         self._flush_routine()
         self._append(event)
-        self.wake()
+        if not gathering:
+            self.wake()
+        elif self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self.wake)
 
     def add_latest(self, event: CopiesSeen) -> None:
         """In the place of what was seen before, where nobody has fetched that yet."""
@@ -87,6 +95,9 @@ class Outbox:
 
     def wake(self) -> None:
         """Have every waiting fetch return."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         self._news.set()
         self._news = asyncio.Event()
 

@@ -50,6 +50,8 @@ class Seat:
     """Last generation it was promised to."""
     formed: Generation = Generation(0)
     """Last generation it was told to form."""
+    ready: Generation = Generation(0)
+    """Last generation it said it was ready in."""
     reported: Generation = Generation(0)
     """Last generation it reported for."""
     stands_by: bool = False

@@ -56,6 +56,7 @@ _SETTINGS = {
     # no object is ever stored, and a host is the only worker of its node. Together a third of what Ray costs a machine.
     "RAY_raylet_check_gc_period_milliseconds": "60000",
     "RAY_object_manager_timer_freq_ms": "60000",
+    "RAY_object_manager_rpc_threads_num": "1",
     "RAY_local_fs_monitor_interval_ms": "60000",
     "RAY_kill_idle_workers_interval_ms": "5000",
     "RAY_raylet_report_resources_period_milliseconds": "500",  # a device that becomes free is seen that much later

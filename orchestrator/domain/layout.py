@@ -210,7 +210,11 @@ def transfers(
     moves: list[Move] = []
     lacking: list[tuple[Device, Interval]] = []
     for device in sorted(set(targets.owned) | set(targets.mirrored)):
+        own = frozenset(sources.get(device, ()))
         for target in targets.held(device):
+            if target in own:  # as for nearly everything, after most failures
+                moves.append(Move(target, device, device))
+                continue
             here = [s for s in by_line[target.line] if s.interval.start < target.stop and s.interval.stop > target.start]
             position = target.start
             while position < target.stop:

@@ -127,3 +127,19 @@ async def test_an_exit_says_how_long_ago_it_was_when_it_is_delivered() -> None:
     (envelope,) = await outbox.fetch(0, 0)
     assert isinstance(envelope.event, RankExited)
     assert envelope.event.seconds_ago >= 0.05
+
+
+@on_a_loop
+async def test_what_says_little_alone_waits_for_company_but_not_long() -> None:
+    outbox = Outbox()
+    waiting = asyncio.ensure_future(outbox.fetch(0, 600.0))
+    await asyncio.sleep(0)
+    outbox.add(finished(1), gathering=True)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    outbox.add(HostOpened(seconds=1.0))
+    assert told(await waiting) == ["RankFinished", "HostOpened"]
+    waiting = asyncio.ensure_future(outbox.fetch(2, 600.0))
+    await asyncio.sleep(0)
+    outbox.add(finished(2), gathering=True)
+    assert told(await waiting) == ["RankFinished"]

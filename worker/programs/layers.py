@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -151,6 +152,7 @@ class Head(nn.Module):
         return cross_entropy(logits, targets, self.tp)
 
 
+@lru_cache(maxsize=4)  # made once, not for each generation: nothing changes it
 def rotation(sequence: int, head_dim: int, theta: float, device: torch.device) -> torch.Tensor:
     """Unit complex numbers of each position and pair: (T, 1, 1, E / 2)."""
     # fp64 until the end: at long positions an fp32 angle is off by whole bits.

@@ -71,7 +71,8 @@ class Holdings:
         return self.has_room_for(interval)
 
     def has_room_for(self, interval: Interval) -> bool:
-        return sum(part.numel() for part in self.views(interval)) == 3 * len(interval)
+        pieces = self._by_line.get(interval.line, ())
+        return sum(len(common) for piece in pieces if (common := piece.interval.intersect(interval))) == len(interval)
 
     def is_laid_out_like(self, other: Holdings) -> bool:
         return (self.owned, self.segments, self.pieces) == (other.owned, other.segments, other.pieces)
