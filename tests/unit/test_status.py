@@ -36,7 +36,7 @@ def reforming(cause: Cause) -> Reforming:
     return Reforming(fault=fault, closing=Closing(generation=Generation(1), awaited=frozenset()), forming=None)
 
 
-PLANNED = (Cause.GROW, Cause.SHRINK, Cause.BALANCE)
+PLANNED = (Cause.GROW, Cause.SHRINK, Cause.BALANCE, Cause.PAUSE)
 TABLE: list[tuple[JobState, JobStatus]] = [
     (Probing(), JobStatus.PENDING),
     (Queued(reason="needs 8 devices, 6 usable"), JobStatus.PENDING),
