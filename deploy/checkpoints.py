@@ -93,6 +93,7 @@ def _verify(asked: argparse.Namespace) -> dict[str, Any]:
         "path": str(found.path),
         "step": found.step,
         "generation": found.generation,
+        "program_hash": found.program_hash,
         "lines": found.num_lines,
         "bytes": found.num_bytes,
         "pieces": found.num_pieces,

@@ -26,7 +26,7 @@ from orchestrator.domain.spec import JobSpec
 
 from .data import sources
 from .page.layout import MAX_GROUPS, MAX_IDS
-from .program import load_program
+from .program import load_program, source_sha256
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def describe(spec: JobSpec) -> Profile:
     profile = load_program(spec.program).describe(spec)
     tokens = sources.load(spec.data)
     sources.num_samples(tokens, spec.train.sequence)
-    return replace(_checked(spec, profile), text_sha256=sources.digest(tokens))
+    return replace(_checked(spec, profile), text_sha256=sources.digest(tokens), program_sha256=source_sha256(spec.program))
 
 
 def describe_program(spec: JobSpec) -> Profile:

@@ -7,9 +7,12 @@ generations, plans or optimizers.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -67,6 +70,17 @@ class Builtin:
 
 
 BUILTINS: dict[str, Builtin] = {"causal_lm": Builtin("worker.programs.causal_lm", "PROGRAM")}
+
+
+def source_sha256(name: str) -> str:
+    """Of the source of a program that can be loaded: its module's file, of a built-in one with those beside it; "" where
+    there is none."""
+    module = BUILTINS[name].module if name in BUILTINS else name.partition(":")[0]
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not Path(file).is_file():
+        return ""
+    files = sorted(Path(file).parent.glob("*.py")) if name in BUILTINS else [Path(file)]
+    return hashlib.sha256(b"\0".join(one.name.encode() + b"\0" + one.read_bytes() for one in files)).hexdigest()
 
 
 def load_program(name: str) -> Program:

@@ -59,6 +59,7 @@ class FolderCheckpoints:
             effect.spec.train.seed,
             effect.shards,
             condemned=frozenset(effect.condemned),
+            profile=effect.profile,
         )
 
 

@@ -20,6 +20,7 @@ from ..domain.checkpoint import CheckpointRef, ShardRef
 from ..domain.errors import EverstepError
 from ..domain.generation import Answer
 from ..domain.ids import Generation, NodeId, Step
+from ..domain.profile import Profile
 from . import index as indexes
 from .durable import DISK, Disk, write_durably
 from .folder import going, latest, live_shares, named_packs, prune
@@ -60,6 +61,10 @@ __all__ = [
 ]
 
 
+DTYPE = "fp32"
+"""Of every line, whatever ranks compute in."""
+
+
 class CheckpointIncomplete(EverstepError):
     """The shards do not hold every element of every line exactly once."""
 
@@ -73,15 +78,16 @@ def commit(
     shards: Sequence[ShardRef],
     *,
     condemned: frozenset[str] = frozenset(),
+    profile: Profile | None = None,
     disk: Disk = DISK,
 ) -> CheckpointRef:
     """Make the directory `path` a checkpoint. Committing the same shards again is harmless.
 
     Whether it is a base or a journal entry is what the shards say; an entry's parent is the checkpoint of the step before
     in the same generation.
-    condemned: packs that are about to go. Raises CheckpointIncomplete where a shard lies in one of those, the shards do not
-    partition every line or an entry has no parent, CheckpointCorrupt
-    where a file of one is not as announced, OSError where the manifest cannot be written.
+    condemned: packs that are about to go. profile: the program's, which says its shapes. Raises CheckpointIncomplete where
+    a shard lies in one of those, the shards do not partition every line or an entry has no parent, CheckpointCorrupt where
+    a file of one is not as announced, OSError where the manifest cannot be written.
     """
     shards = tuple(sorted(shards, key=lambda shard: shard.device))
     parts = [indexes.load(path, shard) for shard in shards]
@@ -107,6 +113,9 @@ def commit(
         "step": step,
         "generation": generation,
         "spec_hash": spec_hash,
+        "program_hash": profile.program_sha256 if profile else "",
+        "shapes": {line.name: line.shape for line in profile.lines} if profile else {},
+        "dtype": DTYPE,
         "seed": seed,
         "answer": codec.encode(answer),
         "lines": dict(lines),

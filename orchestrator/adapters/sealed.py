@@ -63,6 +63,8 @@ class Manifest:
     """Parents from here to the base."""
     sha256: str
     """Of this manifest."""
+    program_hash: str = ""
+    """Of the program's source; "" where nobody knew it."""
 
 
 def directory_name(step: Step, generation: Generation) -> str:
@@ -177,6 +179,7 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
         parent=Parent(name=parent[0], sha256=parent[1]) if parent else None,
         depth=body["depth"],
         sha256=body["sha256"],
+        program_hash=body.get("program_hash", ""),
     )
 
 

@@ -126,7 +126,9 @@ def _is_same_step(found: Found, spec: JobSpec, profile: Profile) -> bool:
         return spec.program, spec.model, it.seed, it.dtype, it.micro_batches, it.micro_batch_size, it.sequence
 
     has_same_text = bool(profile.text_sha256) and kept.profile.text_sha256 == profile.text_sha256
-    return has_same_text and mathematics(kept.spec) == mathematics(spec)
+    # Who changes the program means it: what the old one gave says nothing of the new one.
+    programs = {kept.profile.program_sha256, profile.program_sha256} - {""}
+    return has_same_text and len(programs) <= 1 and mathematics(kept.spec) == mathematics(spec)
 
 
 def _since(found: Found) -> dict[str, Any]:

@@ -57,6 +57,8 @@ class Profile:
     """Bytes one micro-batch keeps alive in one layer at tp 1."""
     text_sha256: str = ""
     """Of the text as it was when the program was described; every node must read the same."""
+    program_sha256: str = ""
+    """Of its source, as far as it is known; empty where nobody looked."""
 
     @property
     def num_params(self) -> int:

@@ -32,7 +32,9 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None,
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         spec = replace(spec, program="theirs:PROGRAM")
     described = replace(PROGRAM.describe(spec), text_sha256=sources.digest(sources.load(spec.data)))
-    assert asyncio.run(SubprocessProber(timeout_s).probe(spec)) == Probed(profile=described)
+    found = asyncio.run(SubprocessProber(timeout_s).probe(spec))
+    assert len(found.profile.program_sha256) == 64
+    assert replace(found, profile=replace(found.profile, program_sha256="")) == Probed(profile=described)
 
 
 def spec_in(tmp_path: Path) -> JobSpec:

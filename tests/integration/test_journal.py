@@ -11,11 +11,12 @@ from typing import TypeAlias
 import pytest
 
 from orchestrator.adapters import manifest
-from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.checkpoint import FIRST_EVERY, CheckpointRef
+from orchestrator.domain.events import CancelRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.job import JobRecord, Running, Succeeded
+from orchestrator.domain.job import Cancelled, JobRecord, Running, Succeeded
 from orchestrator.domain.spec import CheckpointSpec, JobSpec, ParallelSpec
-from tests.jobs import a_job
+from tests.jobs import ENDLESS, a_job
 from tests.rig import JOB, Rig, a_rig
 from worker.checkpoint.verify import verify
 from worker.reference import run
@@ -96,6 +97,32 @@ def test_with_all_of_its_ranks_lost_a_job_goes_on_from_the_newest_entry_that_is_
             assert len(said) == 1 and f"step {steps[-1]} is the newest now" in said[0], said
             assert [entry.type for entry in rig.history].count("checkpoint_proven") >= 1
             _is_kept_as_asked(tmp_path, job)
+
+    asyncio.run(scenario())
+
+
+def test_how_often_a_job_saves_follows_what_its_saves_were_measured_to_cost(tmp_path: Path) -> None:
+    """On ranks as quick as these, a state every 25 steps costs more than anything that may ever be lost."""
+    spec = replace(a_job(ENDLESS, micro_batches=1, micro_batch_size=1), parallel=ParallelSpec(tp=1, pp=1, dp=1))
+    spec = replace(spec, checkpoint=CheckpointSpec(policy="auto", every="auto"), recovery=replace(spec.recovery, mirrors=0))
+
+    async def scenario() -> None:
+        async with a_rig(tmp_path, num_nodes=1, num_devices=1) as rig:
+            gaps: list[int] = []
+
+            async def disturb(step: int) -> None:
+                record = await rig.store.get(JOB)
+                if not gaps and record.pacing and record.pacing.every > 2 * FIRST_EVERY:
+                    assert record.checkpoint is not None
+                    if (gap := step - record.checkpoint.step) > 2 * FIRST_EVERY:  # nobody saves any more as they did
+                        gaps.append(gap)
+                        await rig.store.command(CancelRequested(job=JOB))
+
+            job = await rig.run(spec, disturb)
+            assert isinstance(job.state, Cancelled) and gaps
+            said = next(entry.message for entry in rig.history if entry.type == "checkpoint_pace")
+            assert f"instead of every {FIRST_EVERY} steps; " in said and "is expected to cost" in said, said
+            assert len([entry for entry in rig.history if entry.type == "checkpoint"]) >= 3, "not before it has measured"
 
     asyncio.run(scenario())
 

@@ -172,14 +172,22 @@ def test_an_entry_keeps_what_it_is_read_through_until_it_goes_itself() -> None:
     assert prunes == [[1], [6, 5, 4, 3, 2, 1], [7, 6]], "the disk is told where something goes, not with every entry"
 
 
-@pytest.mark.parametrize(("keep_best", "wanted"), [(0, [9, 8]), (1, [9, 8, 4, 3, 2])])
-def test_the_best_is_kept_with_its_chain(keep_best: int, wanted: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        ({"keep_last": 1}, [9, 8]),
+        ({"keep_last": 3}, [9, 8, 5, 4, 3, 2]),
+        ({"keep_last": 1, "keep_best": 1}, [9, 8, 4, 3, 2]),
+        ({"keep_last": 1, "keep_every": 3}, [9, 8, 3, 2]),
+    ],
+)
+def test_what_a_policy_keeps_of_a_journal_is_kept_with_its_chain(policy: dict[str, int], wanted: list[int]) -> None:
     def one(step: int, depth: int, loss: float) -> CheckpointRef:
         answer = replace(an_answer(step), losses=(loss,))
         return CheckpointRef(step=Step(step), generation=Generation(1), path=f"/{step}", answer=answer, depth=depth)
 
     chains = [one(9, 1, 2.0), one(8, 0, 2.0), one(5, 3, 2.0), one(4, 2, 1.0), one(3, 1, 2.0), one(2, 0, 2.0)]
-    found = kept(chains, CheckpointSpec(keep_last=1, keep_best=keep_best))
+    found = kept(chains, CheckpointSpec(**policy))
     assert [int(one.step) for one in found] == wanted
 
 

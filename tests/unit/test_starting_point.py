@@ -74,8 +74,9 @@ def test_the_same_step_has_to_come_out_as_it_did_and_another_may_not_be_compared
     found = save(tmp_path / "saved", spec, state_of(spec), step=3)
     note(replace(found.reference, bits="tp2 on cpu", after=(1.5, 2.5)))
 
-    def start(spec: JobSpec) -> CheckpointRef | None:
-        profile = replace(PROGRAM.describe(spec), text_sha256=sources.digest(sources.load(spec.data)))
+    def start(spec: JobSpec, source: str = "") -> CheckpointRef | None:
+        text_sha256 = sources.digest(sources.load(spec.data))
+        profile = replace(PROGRAM.describe(spec), text_sha256=text_sha256, program_sha256=source)
         asked = replace(spec.checkpoint, restore_from=str(found.path))
         return start_of(replace(spec, checkpoint=asked), profile)
 
@@ -83,6 +84,11 @@ def test_the_same_step_has_to_come_out_as_it_did_and_another_may_not_be_compared
     assert start(spec) == known
     assert start(replace(spec, train=replace(spec.train, learning_rate=1e-5))) == known
     assert start(replace(spec, train=replace(spec.train, seed=9))) == found.reference
+    for source, same in (("ab", True), ("", True), ("cd", False)):
+        kept = replace(found.kept, profile=replace(found.kept.profile, program_sha256="ab"))
+        spec_file.file_of(found.path.parent, found.manifest.spec_hash).unlink()
+        spec_file.keep(found.path.parent, kept)
+        assert start(spec, source) == (known if same else found.reference), "another program's losses are others"
     text.write_text("jumps over the lazy dog\n" * 40)
     assert start(spec) == found.reference
 

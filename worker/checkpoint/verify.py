@@ -33,6 +33,7 @@ class Verified:
     path: Path
     step: int
     generation: int
+    program_hash: str
     num_lines: int
     num_bytes: int
     num_pieces: int
@@ -64,6 +65,7 @@ def verify(path: Path, progress: Progress = lambda done, total: None) -> Verifie
         path=path,
         step=manifest.step,
         generation=manifest.generation,
+        program_hash=manifest.program_hash,
         num_lines=len(manifest.lines),
         num_bytes=sum(manifest.lines.values()) * len(indexes.STATE) * indexes.ITEM_BYTES,
         num_pieces=sum(len(pieces) for _, pieces in links),
