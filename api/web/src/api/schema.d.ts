@@ -667,6 +667,11 @@ export interface components {
              */
             local?: string;
             /**
+             * Path
+             * @default
+             */
+            path?: string;
+            /**
              * Policy
              * @default full
              * @enum {string}

@@ -5,7 +5,7 @@
 
 import { KINDS, type FromTab, type Kind, type LinkState, type Port, type Told } from "./messages";
 
-const SILENT_MS = 4000; // the server pulses every other second
+const SILENT_MS = 3500; // the server pulses every other second
 const GIVE_UP_MS = 6000; // a connection that says nothing so long is opened anew
 const GRACE_MS = 1500; // a stream that breaks and is back within this was not lost
 const TICK_MS = 500;

@@ -12,12 +12,13 @@ import { clock, plain, seconds } from "../words";
 
 const OVER = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 const NUMBERS = new Set(["rank", "pipeline", "stage", "tp", "step", "duration_s", "factor", "jump_s", "exit_code", "seed"]);
+const ORDER = ["node", "rank", "device", "pipeline", "stage", "tp", "at", "step", "duration_s", "factor", "jump_s", "exit_code", "seed"];
 const HINTS: Record<string, string> = {
-  rank: "one that the seed picks",
-  node: "one that the seed picks",
+  rank: "by the seed",
+  node: "by the seed",
   device: "node/index",
   duration_s: "seconds",
-  factor: "times slower, or bytes per second",
+  factor: "times, or bytes/s",
   step: "at once",
   seed: "0",
 };
@@ -74,7 +75,7 @@ function Cause({ job }: { job: JobSummary | null }) {
   const [fields, setFields] = useState<Record<string, string>>({});
   const [problem, setProblem] = useState<Problem | null>(null);
   const about = known?.fault_kinds.find((one) => one.kind === kind);
-  const names = [...(about?.needs ?? []), ...(about?.takes ?? [])].filter((name) => name !== "job" && name !== "beyond_mirrors");
+  const names = [...(about?.needs ?? []), ...(about?.takes ?? [])].filter((name) => ORDER.includes(name)).sort((a, b) => ORDER.indexOf(a) - ORDER.indexOf(b));
   const act = async (event: Event) => {
     event.preventDefault();
     setProblem(null);

@@ -6,7 +6,7 @@ import { Card, Empty, Figure } from "../parts/basics";
 import { Waterfall } from "../parts/waterfall";
 import { count, plain, plural, seconds, when } from "../words";
 
-const RESIZES = new Set(["grow", "shrink", "balance"]);
+const RESIZES = new Set(["grow", "shrink", "balance", "pause"]);
 const STACK_LINES = 12;
 
 export function Incidents({ job }: { job: JobView }) {

@@ -65,7 +65,7 @@ function Listed({ states, submit }: { states: readonly JobStatus[]; submit: () =
   if (jobs.length === 0) return <Nothing isFiltered={states.length > 0} submit={submit} />;
   return (
     <>
-      <Table label="Jobs" head={["Job", "State", "Progress", "#Loss", "#Tokens/s", "#Recoveries", "Plan", "#Age"]}>
+      <Table label="Jobs" asCards head={["Job", "State", "Progress", "#Loss", "#Tokens/s", "#Recoveries", "Plan", "#Age"]}>
         {jobs.map((job) => (
           <Row key={job.id} job={job} />
         ))}
@@ -96,11 +96,11 @@ function Row({ job }: { job: JobSummary }) {
           {compact(job.step)} of {compact(job.steps)}
         </small>
       </td>
-      <td class="number">{fixed(job.loss, 4)}</td>
-      <td class="number">{job.tokens_per_s ? compact(job.tokens_per_s) : "–"}</td>
-      <td class="number">{job.recoveries || "–"}</td>
-      <td class="plan">{job.plan_summary?.split(" on ")[0] ?? "–"}</td>
-      <td class="number">{age(job.created_at)}</td>
+      <td class="number" data-label="loss">{fixed(job.loss, 4)}</td>
+      <td class="number" data-label="tokens/s">{job.tokens_per_s ? compact(job.tokens_per_s) : "–"}</td>
+      <td class="number" data-label="recoveries">{job.recoveries || "–"}</td>
+      <td class="plan" data-label="plan">{job.plan_summary?.split(" on ")[0] ?? "–"}</td>
+      <td class="number" data-label="age">{age(job.created_at)}</td>
     </tr>
   );
 }

@@ -166,7 +166,7 @@ function Seats({ plan }: { plan: PlanView }) {
   const depth = Math.max(...plan.seats.map((seat) => seat.stage)) + 1;
   return (
     <Card title="Pipelines">
-      <div class="scroll" tabIndex={0} role="region" aria-label="Pipelines by stage">
+      <div class="scroll pipelines" tabIndex={0} role="region" aria-label="Pipelines by stage">
         <table>
           <thead>
             <tr>

@@ -55,7 +55,7 @@ function Listed({ nodes, jobs, ask }: { nodes: readonly NodeView[]; jobs: readon
         <Figure name="Devices up" value={count(up.reduce((sum, node) => sum + node.num_devices, 0))} note={[...byKind].map(([kind, number]) => `${number} ${kind}`).join(", ")} />
         <Figure name="Active jobs" value={active} />
       </dl>
-      <Table label="Nodes" head={["Node", "State", "Kind", "#Devices", "Scheduling", "Labels", "Actions"]}>
+      <Table label="Nodes" asCards head={["Node", "State", "Kind", "#Devices", "Scheduling", "Labels", "Actions"]}>
         {sorted.map((node) => (
           <Line key={node.id} node={node} ask={ask} />
         ))}
@@ -87,20 +87,20 @@ function Line({ node, ask }: { node: NodeView; ask: (asking: Asking) => void }) 
           </small>
         ))}
       </td>
-      <td>{node.kind}</td>
-      <td class="number">{node.num_devices}</td>
-      <td>
+      <td data-label="kind">{node.kind}</td>
+      <td class="number" data-label="devices">{node.num_devices}</td>
+      <td data-label="scheduling">
         {node.scheduling}
         {node.removed ? <small>goes once it is empty{node.deadline ? `, by ${clock(node.deadline)} in any case` : ""}</small> : null}
       </td>
-      <td>
-        <small>
+      <td data-label="labels">
+        <small class="inline">
           {Object.entries(node.labels)
             .map(([name, value]) => `${name}=${value}`)
             .join(", ") || "–"}
         </small>
       </td>
-      <td>
+      <td class="whole">
         <span class="actions">
           {node.scheduling === "open" && isHere ? button("cordon", "Cordon") : null}
           {node.scheduling !== "open" ? button("uncordon", "Uncordon") : null}

@@ -11,7 +11,7 @@ import { compact, count, duration, fixed, percent, plain, plural, seconds, when 
 import { Goodput } from "./goodput";
 
 const RECENT = 20;
-const RESIZES = new Set(["grow", "shrink", "balance"]);
+const RESIZES = new Set(["grow", "shrink", "balance", "pause"]);
 
 export function Overview({ job, log }: { job: JobView; log: JobLog }) {
   const { steps, isLoading, problem } = useStore(log.store);
@@ -40,7 +40,7 @@ function Figures({ job, curve }: { job: JobView; curve: Curve }) {
       <Figure name="Loss" value={fixed(last?.loss ?? job.loss, 4)} />
       <Figure name="Tokens/s" value={last && pace ? compact(last.tokens / pace) : "–"} note={`median of ${RECENT} steps`} />
       <Figure name="Step" value={seconds(pace ?? job.typical_step_s)} note={job.tokens_per_step ? `${count(job.tokens_per_step)} tokens` : ""} />
-      <Figure name="Goodput" value={percent(job.goodput?.share)} note="of the time since it started" />
+      <Figure name="Goodput" value={percent(job.goodput?.share)} note="since it started" />
       <Figure name="Recoveries" value={job.recoveries} note={job.false_alarms ? plural(job.false_alarms, "false alarm") : "no false alarm"} />
       <Figure name="Steps run again" value={again} note={again ? "shown in grey" : "none was lost"} />
     </dl>

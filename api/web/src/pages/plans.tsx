@@ -76,11 +76,12 @@ function Found({ found }: { found: ForecastView }) {
     );
   }
   const causes = Object.entries(found.causes).filter(([, spent]) => spent > 0);
+  const [shape, ...more] = found.shape.split(", ");
   return (
     <>
       <dl class="figures">
-        <Figure name="Plan" value={found.shape} />
-        <Figure name="Step" value={seconds(found.step_s)} note={`${percent(found.share_of_bound, 0)} of what the devices could do`} />
+        <Figure name="Plan" value={shape} note={more.join(", ")} />
+        <Figure name="Step" value={seconds(found.step_s)} note={`${(found.share_of_bound ?? 0) < 0.01 ? "under 1 %" : percent(found.share_of_bound, 0)} of what the devices could do`} />
         <Figure name="Devices" value={count(found.devices)} note={found.idle ? `${count(found.idle)} idle` : "none idle"} />
       </dl>
       <Card title="Where a step's time goes">

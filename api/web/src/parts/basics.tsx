@@ -79,9 +79,9 @@ export function Progress({ done, of, word }: { done: number; of: number; word: s
 }
 
 /** A table that scrolls inside of itself where the page is too narrow for it. */
-export function Table({ label, head, children }: { label: string; head: readonly string[]; children: ComponentChildren }) {
+export function Table({ label, head, children, asCards }: { label: string; head: readonly string[]; children: ComponentChildren; asCards?: boolean }) {
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label={label}>
+    <div class={asCards ? "scroll cards" : "scroll"} tabIndex={0} role="region" aria-label={label}>
       <table>
         <thead>
           <tr>

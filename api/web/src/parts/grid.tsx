@@ -29,6 +29,8 @@ interface Shape {
   line: number;
   perLine: number;
   linesOf: (row: Row) => number;
+  /** Rows beside each other, where all of a row fits into less than half of the width. */
+  columns: number;
   height: number;
 }
 
@@ -82,16 +84,21 @@ function shapeOf(rows: readonly Row[], width: number): Shape {
   const perLine = Math.max(1, Math.floor(room / cell));
   const line = total > 2048 ? 8 : total > MANY * 4 ? 18 : 52;
   const linesOf = (row: Row) => Math.max(1, Math.ceil(row.cells.length / perLine));
-  const height = rows.reduce((sum, row) => sum + linesOf(row) * line + 4, 4);
-  return { width, names, cell, line, perLine, linesOf, height };
+  const one = names + most * cell + 24;
+  const columns = rows.every((row) => linesOf(row) === 1) ? Math.max(1, Math.floor((width + 24) / one)) : 1;
+  const height = columns > 1 ? Math.ceil(rows.length / columns) * (line + 4) + 4 : rows.reduce((sum, row) => sum + linesOf(row) * line + 4, 4);
+  return { width, names, cell, line, perLine, linesOf, columns, height };
 }
 
 function* places(rows: readonly Row[], shape: Shape): Generator<[Row, Cell | null, number, number]> {
+  const perColumn = Math.ceil(rows.length / shape.columns);
   let top = 4;
-  for (const row of rows) {
-    yield [row, null, 0, top];
+  for (const [number, row] of rows.entries()) {
+    if (shape.columns > 1) top = 4 + (number % perColumn) * (shape.line + 4);
+    const left = shape.columns > 1 ? Math.floor(number / perColumn) * (shape.width / shape.columns) : 0;
+    yield [row, null, left, top];
     for (const [place, cell] of row.cells.entries()) {
-      yield [row, cell, shape.names + (place % shape.perLine) * shape.cell, top + Math.floor(place / shape.perLine) * shape.line];
+      yield [row, cell, left + shape.names + (place % shape.perLine) * shape.cell, top + Math.floor(place / shape.perLine) * shape.line];
     }
     top += shape.linesOf(row) * shape.line + 4;
   }
@@ -115,7 +122,7 @@ function draw(canvas: HTMLCanvasElement, rows: readonly Row[], shape: Shape, pai
   const hasWords = shape.line >= 40;
   for (const [row, cell, x, y] of places(rows, shape)) {
     if (!cell) {
-      name(pen, row, shape, y, text, muted);
+      name(pen, row, shape, x, y, text, muted);
       continue;
     }
     const { ground, text: ink } = paint(cell);
@@ -134,16 +141,16 @@ function draw(canvas: HTMLCanvasElement, rows: readonly Row[], shape: Shape, pai
   }
 }
 
-function name(pen: CanvasRenderingContext2D, row: Row, shape: Shape, y: number, text: string, muted: string): void {
+function name(pen: CanvasRenderingContext2D, row: Row, shape: Shape, x: number, y: number, text: string, muted: string): void {
   if (shape.line < 16) return;
   pen.font = "600 13px system-ui, sans-serif";
   pen.fillStyle = text;
-  pen.fillText(row.node, 0, y + (shape.line >= 40 ? 21 : 13), shape.names - 8);
+  pen.fillText(row.node, x, y + (shape.line >= 40 ? 21 : 13), shape.names - 8);
   if (shape.line < 40) return;
   pen.font = "12px system-ui, sans-serif";
   pen.fillStyle = muted;
   const extra = row.status !== "UP" ? row.status.toLowerCase() : row.scheduling !== "open" ? row.scheduling : "";
-  pen.fillText(extra ? `${row.kind} · ${extra}` : row.kind, 0, y + 38, shape.names - 8);
+  pen.fillText(extra ? `${row.kind} · ${extra}` : row.kind, x, y + 38, shape.names - 8);
 }
 
 function words(pen: CanvasRenderingContext2D, cell: Cell, x: number, y: number, w: number, ink: string): void {

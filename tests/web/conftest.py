@@ -1,0 +1,72 @@
+"""A real browser before a real cluster: Debian's Chromium, driven from outside, and one cluster for every test here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from api.client import Client
+from api.dashboard import BUILT
+from deploy.local import LocalCluster, up
+from orchestrator.adapters.local_nodes import parse_nodes
+
+NODES = "A100:2,A100:2,H100:2"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    if os.environ.get("EVERSTEP_SKIP_DASHBOARD", "") == "1":
+        pytest.skip("the dashboard is left out")
+    assert (BUILT / "index.html").is_file(), "the dashboard was not built: run make setup"
+    running = up(tmp_path_factory.mktemp("everstep"), parse_nodes(NODES), chaos=True)
+    try:
+        yield running
+    finally:
+        running.down()
+
+
+@pytest.fixture(scope="module")
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster.url, retry_s=30) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium; apt-get install chromium")
+    with sync_playwright() as playwright:
+        # Tests run as root in containers, where the browser's own sandbox cannot be made.
+        found = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def tabs(browser: Browser, cluster: LocalCluster) -> Iterator[BrowserContext]:
+    """One browser as far as storage and workers go; nothing that it opens may complain."""
+    context = browser.new_context(base_url=cluster.url, viewport={"width": 1280, "height": 900}, color_scheme="light")
+    context.set_default_timeout(30_000)
+    complaints: list[str] = []
+    context.on("weberror", lambda error: complaints.append(str(error.error)))
+    context.on("console", lambda said: complaints.append(said.text) if "Content Security Policy" in said.text else None)
+    yield context
+    context.close()
+    assert not complaints
+
+
+@pytest.fixture
+def page(tabs: BrowserContext) -> Page:
+    return tabs.new_page()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The program that looks for what keeps people out of a page."""
+    return (Path(__file__).parents[2] / "api/web/node_modules/axe-core/axe.min.js").read_text()
