@@ -5,14 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.balance import Rebalance, Remedy, Straggler
+from orchestrator.domain.effects import ChoosePlan, Effect
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.protocol import HostEvent, StepsPassed
 
-from .samples import ANSWER, AT, G1, NODE, PLAN, RECORDS
+from .samples import ANSWER, AT, G1, JOB, NODE, PLAN, PROFILE, RECORDS, SPEC
 
 DEVICE = Device(NODE, 0)
 HOST_EVENTS: tuple[HostEvent, ...] = (StepsPassed(generation=G1, answers=(ANSWER,), at=(AT,), paces={DEVICE: 0.0625}),)
+EFFECTS: tuple[Effect, ...] = (
+    ChoosePlan(
+        job=JOB,
+        generation=G1,
+        spec=SPEC,
+        profile=PROFILE,
+        devices=((DEVICE, "A100"),),
+        running=PLAN,
+        lost=((DEVICE, "A100"),),
+        horizon_steps=1200.0,
+        speeds={NODE: 0.5},
+    ),
+)
 RECORD: JobRecord = replace(
     RECORDS[-1],
     stragglers={DEVICE: Straggler(usual_s=0.01, factor=2.5, since=AT, is_slow=False, times=2)},

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import threading
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -22,6 +23,10 @@ T = TypeVar("T")
 Convert = Callable[[Any], Any]
 KIND = "$"
 """No field can be called this; `kind` is the name of some."""
+_LASTING = frozenset({"Profile", "JobSpec", "Plan", "Incident", "FromMemory"})
+"""Kinds whose values are large, never change and are written again and again, in one record after another."""
+_MOST_REMEMBERED = 256
+"""Of each kind."""
 
 
 class Undecodable(ValueError):
@@ -42,7 +47,7 @@ def loads(wanted: type[T], data: bytes | str) -> T:
 
 
 def encode(value: Any) -> Any:
-    """A domain value as JSON-able data. Devices are written node/index."""
+    """A domain value as JSON-able data, not to be changed. Devices are written node/index."""
     kind: Any = type(value)
     return _encoder(kind)(value)
 
@@ -89,7 +94,26 @@ def _dataclass_encoder(kind: Any) -> Convert:
             shaped[field] = encode(item)
         return shaped
 
-    return convert
+    return _remembering(convert) if name in _LASTING else convert
+
+
+def _remembering(convert: Convert) -> Convert:
+    """Convert each value once; the newest are remembered, by identity. Nobody changes what an encoder gives."""
+    known: dict[int, tuple[Any, Any]] = {}  # the value too, so that its identity cannot become another's
+    lock = threading.Lock()
+
+    def remembered(value: Any) -> Any:
+        found = known.get(id(value))
+        if found is not None and found[0] is value:
+            return found[1]
+        shaped = convert(value)
+        with lock:
+            known[id(value)] = value, shaped
+            while len(known) > _MOST_REMEMBERED:
+                del known[next(iter(known))]
+        return shaped
+
+    return remembered
 
 
 # --- decoders, one per annotation -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from .checkpoint import CheckpointRef, ShardRef
 from .faults import FaultRequested
 from .ids import Device, Generation, JobId, NodeId, Step
+from .plan import Plan
 from .profile import Profile
 from .protocol import HostRequest
 from .spec import JobSpec
@@ -36,6 +37,14 @@ class ChoosePlan:
     """Devices whose processes are alive and hold state: preferred."""
     domains: Mapping[NodeId, str] = field(default_factory=dict)
     """Failure domains that nodes of these devices share with others."""
+    running: Plan | None = None
+    """What ran until something was lost, where it is to be gone on from."""
+    lost: tuple[tuple[Device, str], ...] = ()
+    """Its devices and their kinds, whether they are usable or not."""
+    horizon_steps: float = 0.0
+    """How many steps the next plan is expected to last."""
+    speeds: Mapping[NodeId, float] = field(default_factory=dict)
+    """Of nodes whose devices are slower than their kind: what they reach of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
 from orchestrator.domain.profile import BLOCK, Profile, splits_a_block
 
 from .mixed import choose_mixed, is_mixed
+from .replan import Outlook
 
 STATE_BYTES = 16
 """Per parameter: compute copy and gradient (4 + 4 at most) stay whole, master and two moments are shared out."""
@@ -42,19 +43,22 @@ class Degrees:
         return f"tp{self.tp} x pp{self.pp} x dp{self.dp}"
 
 
-def choose_alike(request: ChoosePlan) -> Plan | Infeasible:
+def choose_alike(request: ChoosePlan, _: Outlook | None = None) -> Plan | Infeasible:
     """What a planner chooses that takes all devices for alike: to compare with."""
-    return choose(replace(request, devices=tuple((device, "cpu") for device, _ in request.devices)))
+    return choose(replace(request, devices=tuple((device, "cpu") for device, _ in request.devices), lost=()))
 
 
-def choose(request: ChoosePlan) -> Plan | Infeasible:
-    """The best plan on the request's devices. Pure: the same request gives the same plan, whatever the devices' order."""
+def choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasible:
+    """The best plan on the request's devices. Pure: the same request gives the same plan, whatever the devices' order.
+
+    ahead: what was searched before for losses of a job on mixed kinds; it makes the answer come sooner, not another one.
+    """
     refusal = _never(request)
     if refusal:
         return Infeasible(reason=refusal, forever=True)
     if request.spec.train.exact is True and len(_kinds(request)) > 1:
         return _choose_of_one_kind(request)
-    return _choose(request)
+    return _choose(request, ahead)
 
 
 def _choose_of_one_kind(request: ChoosePlan) -> Plan | Infeasible:
@@ -81,7 +85,7 @@ def _kinds(request: ChoosePlan) -> list[str]:
     return sorted(number, key=lambda kind: (not holding[kind], -number[kind], kind))
 
 
-def _choose(request: ChoosePlan) -> Plan | Infeasible:
+def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasible:
     wanted = request.spec.parallel
     islands = _islands(request)
     total = sum(len(island) for island in islands)
@@ -90,7 +94,7 @@ def _choose(request: ChoosePlan) -> Plan | Infeasible:
         return Infeasible(reason=f"needs {least} devices and may have {wanted.max_devices}; raise its limit")
     if total < least:
         return Infeasible(reason=f"needs {least} devices, {total} usable; lower {_lower(request)} or wait for a node")
-    if is_mixed(request) and (mixed := choose_mixed(request)):
+    if is_mixed(request) and (mixed := choose_mixed(request, ahead)):
         return mixed
     best: tuple[tuple[float, ...], Degrees, list[tuple[Device, ...]]] | None = None
     why_not = ""

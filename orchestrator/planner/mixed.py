@@ -11,10 +11,12 @@ from orchestrator.domain.ids import Device
 from orchestrator.domain.kinds import KINDS
 from orchestrator.domain.plan import Plan
 
+from .afterwards import after_loss
 from .ask import Planned
 from .job import ask_of
 from .machines import of_devices
 from .placement import place
+from .replan import Outlook
 from .search import search
 from .words import won_by
 
@@ -22,12 +24,18 @@ from .words import won_by
 def is_mixed(request: ChoosePlan) -> bool:
     """Whether its devices differ in speed for real, or as good as."""
     train = request.spec.train
-    return (train.device == "cuda" or train.emulated_layer_s > 0) and len({kind for _, kind in request.devices}) > 1
+    kinds = {kind for _, kind in (*request.devices, *request.lost)}
+    return (train.device == "cuda" or train.emulated_layer_s > 0) and (len(kinds) > 1 or bool(request.speeds))
 
 
-def choose_mixed(request: ChoosePlan) -> Plan | None:
-    """The fastest plan, on devices that hold state where there is a choice; None where there is none."""
-    machines = of_devices(request.devices, KINDS, domains=request.domains)
+def choose_mixed(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | None:
+    """The fastest plan, on devices that hold state where there is a choice; None where there is none.
+
+    After a loss, the one that is cheapest to go on with; ahead: what was searched for that before.
+    """
+    if (after := after_loss(request, ahead)) is not None:
+        return after
+    machines = of_devices(request.devices, KINDS, domains=request.domains, speeds=request.speeds)
     found = search(ask_of(request.spec, request.profile, machines))
     wanted = request.spec.parallel
     most = wanted.max_devices or machines.num_devices

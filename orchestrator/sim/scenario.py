@@ -75,6 +75,8 @@ class Scenario:
     between_s: float
     trouble_until_s: float
     gentle: bool
+    kinds: tuple[str, ...] = ("cpu",)
+    """Nodes are of these in turn."""
     racks: int = 0
     """Nodes are dealt out to this many; 0: they have no labels."""
     failures: int | None = None
@@ -135,12 +137,17 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     elif more.random() < 0.5:
         harm = (*harm, Trouble.RESIZE, Trouble.CORDON, Trouble.PAUSE)
     troubles = harm if gentle else tuple(rng.sample(anything, rng.randint(3, len(anything))))
+    kinds: tuple[str, ...] = ("cpu",)
+    if seed % 10 == 2:  # plans of unequal pipelines, which losses are absorbed by
+        kinds = ("A100", "H100", "B200")
+        jobs = tuple(replace(job, train=_as_other_kinds(job.train)) for job in jobs)
     if seed % 5 == 1:  # speeds are judged over seconds, so such jobs are longer
         troubles = (*troubles, *(Trouble.SLOW,) * len(troubles))
         jobs = tuple(replace(job, train=replace(job.train, steps=steps or 4 * job.train.steps)) for job in jobs)
     return Scenario(
         seed=seed,
         nodes=nodes,
+        kinds=kinds,
         racks=more.choice((0, 1, 2, 3)),
         jobs=jobs,
         troubles=troubles,
@@ -151,6 +158,10 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         saves=tuple(Random(f"saves {seed}").uniform(1.0, 30.0) for _ in range(4)) if seed % 10 == 8 else (),
         broken={"job0": Random(f"broken {seed}").randint(3, 25)} if seed % 10 == 7 else {},
     )
+
+
+def _as_other_kinds(train: TrainSpec) -> TrainSpec:
+    return replace(train, emulated_layer_s=0.01, exact="best_effort" if train.exact else False)
 
 
 def begun_elsewhere(job: JobSpec) -> JobSpec:

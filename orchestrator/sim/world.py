@@ -100,7 +100,7 @@ class World(Place):
         return tuple(
             Node(
                 id=node,
-                kind="cpu",
+                kind=self.scenario.kinds[int(node[1:]) % len(self.scenario.kinds)],
                 num_devices=devices,
                 labels={"rack": f"r{int(node[1:]) % self.scenario.racks}"} if self.scenario.racks else {},
                 status=status(node),

@@ -14,7 +14,7 @@ from statistics import median
 
 from orchestrator.detection.straggler import KEPT, Seen, look, usual_of
 from orchestrator.domain.balance import Rebalance, Remedy, Straggler
-from orchestrator.domain.ids import Device
+from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Cause, Running
 from orchestrator.domain.layout import layout, transfers
 from orchestrator.domain.plan import Plan
@@ -55,6 +55,16 @@ def balance(draft: Draft) -> None:
         _conclude(draft, state, draft.record.rebalance)
     elif _is_open_to_change(draft, state):
         _consider(draft, state)
+
+
+def slow_nodes(draft: Draft) -> dict[NodeId, float]:
+    """What nodes with slow devices reach of what they should, for whoever plans anew."""
+    found = {device: one.factor for device, one in draft.record.stragglers.items() if one.is_slow}
+    sizes = draft.num_devices
+    return {
+        node: sum(1 / found.get(Device(node, index), 1.0) for index in range(sizes[node])) / sizes[node]
+        for node in sorted({device.node for device in found} & set(sizes))
+    }
 
 
 # --- who is slow ---------------------------------------------------------------------------------------------------------
@@ -102,6 +112,7 @@ def _is_open_to_change(draft: Draft, state: Running) -> bool:
         or record.join
         or record.planning
         or record.looking
+        or record.pause
     ):
         return False
     if record.failures or record.unreachable & set(plan.nodes) or why_move(draft, plan):

@@ -8,11 +8,13 @@ from dataclasses import replace
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import PlanChosen
-from orchestrator.domain.ids import NodeId
+from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Failed, Queued, Reforming, Running
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rungs import Rung
+from orchestrator.recovery.ladder import HORIZON_S
 
+from .balancing import slow_nodes
 from .draft import Draft
 from .forming import begin_forming, open_host
 from .joining import advance_join, drop_join
@@ -104,8 +106,12 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
             return
     for devices in options:
         if devices - considered or (isinstance(state, Queued) and state.reason == PLANNING):
+            speeds = slow_nodes(draft)
             draft.set(planning=True, considered=considered | devices)
+            if speeds:
+                draft.set(is_rebalanced=True)
             here = sorted({device.node for device in devices})
+            running, its_kinds = _broken(draft)
             draft.emit(
                 ChoosePlan(
                     job=record.id,
@@ -115,9 +121,22 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
                     devices=tuple((device, nodes[device.node].kind) for device in sorted(devices)),
                     keep=tuple(sorted(set(record.pids) - draft.spare_devices)),
                     domains={node: domain for node in here if (domain := nodes[node].domain)},
+                    running=running,
+                    lost=its_kinds,
+                    speeds=speeds,
+                    horizon_steps=HORIZON_S / (record.typical_step_s or 1.0) if running else 0.0,
                 )
             )
             return
+
+
+def _broken(draft: Draft) -> tuple[Plan | None, tuple[tuple[Device, str], ...]]:
+    """The plan that a fault has broken, and its devices with their kinds; none where a kind is not known any more."""
+    state, kinds = draft.state, draft.kinds
+    plan = draft.record.plans.get(state.closing.generation) if isinstance(state, Reforming) else None
+    if plan is None or not set(plan.nodes) <= set(kinds):
+        return None, ()
+    return plan, tuple((device, kinds[device.node]) for device in plan.devices)
 
 
 def _is_silent(plan: Plan, nodes: Mapping[NodeId, Node]) -> bool:

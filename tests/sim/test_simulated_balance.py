@@ -23,18 +23,21 @@ SLOW = Device(NodeId("n1"), 0)
 UNTIL_S = 240.0
 
 
-def a_world(seed: int, pp: int) -> World:
-    """Four devices on two nodes; nobody troubles them."""
+def a_world(seed: int, pp: int, nodes: tuple[int, ...] = (2, 2), kinds: tuple[str, ...] = ("cpu",)) -> World:
+    """Nobody troubles it; devices of other kinds than cpu are planned as such."""
     drawn = scenario(seed, steps=10_000)
     job = drawn.jobs[0]
     job = replace(
         job,
-        train=replace(job.train, micro_batches=12, exact=True),
+        train=replace(
+            job.train, micro_batches=24, exact="best_effort", emulated_layer_s=0.0 if kinds == ("cpu",) else 0.01
+        ),
         parallel=ParallelSpec(tp=1, pp=pp),
         checkpoint=replace(job.checkpoint, every=0),
         recovery=replace(job.recovery, spares=0, compare_every=0),
     )
-    return World(replace(drawn, nodes=(2, 2), racks=0, jobs=(job,), broken={}, starts={}, saves=()), SimSupervisor)
+    scene = replace(drawn, nodes=nodes, kinds=kinds, racks=0, jobs=(job,), broken={}, starts={}, saves=())
+    return World(scene, SimSupervisor)
 
 
 def run(world: World, until_s: float) -> JobRecord:
@@ -45,6 +48,18 @@ def run(world: World, until_s: float) -> JobRecord:
 
 def changes(record: JobRecord) -> int:
     return sum(one.fault.cause is Cause.BALANCE for one in record.incidents)
+
+
+def test_a_job_on_mixed_kinds_absorbs_the_loss_of_a_node() -> None:
+    world = a_world(0, 1, nodes=(1, 1, 1, 1), kinds=("A100", "A100", "H100", "B200"))
+    before = plan_of(run(world, 15.0))
+    assert len({len(pipeline.micro_batches) for pipeline in before.pipelines}) > 1
+    world.kill_node(NodeId("n1"))
+    record = run(world, 60.0)
+    after = plan_of(record)
+    assert {p.stages for p in after.pipelines} < {p.stages for p in before.pipelines} and after.dp == before.dp - 1
+    lost = next(one for one in record.incidents if one.fault.cause is not Cause.BALANCE)
+    assert "nothing moves" in lost.decision and not world.checker.rolled_back
 
 
 def comes_and_goes(world: World, every_s: float) -> None:
@@ -63,7 +78,7 @@ def test_a_slow_device_gets_less_to_do_and_gets_it_back(pp: int) -> None:
     slow = run(world, 40.0)
     assert 1 <= changes(slow) <= 2 and slow.incidents[-1].rolled_back == 0
     (mine,) = [p for p in plan_of(slow).pipelines if any(SLOW in stage.devices for stage in p.stages)]
-    assert len(mine.micro_batches) < 12 / plan_of(slow).dp
+    assert len(mine.micro_batches) < 24 / plan_of(slow).dp
     world.slow = {}
     well = run(world, 80.0)
     assert shares(well) == shares(even) and not world.checker.rolled_back

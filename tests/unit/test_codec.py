@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -85,6 +86,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "paused-requests-1": (HostRequest, paused.REQUESTS),
     "paused-records-1": (JobRecord, (paused.RECORD,)),
     "cordons-1": (tuple[Cordon, ...], (moved.CORDONS,)),
+    "balanced-effects-1": (Effect, balanced.EFFECTS),
     "balanced-events-1": (HostEvent, balanced.HOST_EVENTS),
     "balanced-records-1": (JobRecord, (balanced.RECORD,)),
     "joins-1": (
@@ -182,6 +184,14 @@ def with_unknown_fields(data: Any) -> Any:
 
 def golden(name: str) -> list[str]:
     return (GOLDEN / f"{name}.jsonl").read_text().splitlines()
+
+
+def test_what_lasts_is_converted_once_and_what_takes_its_place_anew() -> None:
+    spec = next(record.spec for record in samples.RECORDS)
+    other = replace(spec, name="another")
+    first = codec.dumps(spec)
+    assert codec.encode(spec) is codec.encode(spec) and codec.dumps(spec) == first
+    assert codec.loads(type(spec), codec.dumps(other)) == other and codec.dumps(other) != first
 
 
 def write_missing() -> None:

@@ -125,6 +125,18 @@ def test_a_new_supervisor_learns_speeds_anew_and_still_knows_who_is_slow() -> No
     assert one.trains(20).shares == [6, 6]
 
 
+def test_a_loss_is_planned_from_what_ran_and_from_who_is_slow() -> None:
+    one = Balanced(nodes=3).trains(8)
+    before, device = one.bench.plan, slow_one(one)
+    one.slow = {device: 2.0}
+    one.trains(14)
+    (other,) = set(before.nodes) - {device.node}
+    one.bench.lose_node(other).host_gone(other)
+    asked = one.bench.asked()
+    assert asked.running is not None and {d for d, _ in asked.lost} == set(before.devices) and asked.horizon_steps > 0
+    assert asked.speeds == {device.node: 0.5}
+
+
 def test_reports_of_another_generation_say_nothing_about_this_one() -> None:
     one = Balanced().trains(8)
     device = slow_one(one)

@@ -17,6 +17,7 @@ from orchestrator.domain.job import (
     Forming,
     JobState,
     JobStatus,
+    Paused,
     Probing,
     Queued,
     Reforming,
@@ -36,7 +37,7 @@ def reforming(cause: Cause) -> Reforming:
     return Reforming(fault=fault, closing=Closing(generation=Generation(1), awaited=frozenset()), forming=None)
 
 
-PLANNED = (Cause.GROW, Cause.SHRINK, Cause.BALANCE)
+PLANNED = (Cause.GROW, Cause.SHRINK, Cause.BALANCE, Cause.PAUSE)
 TABLE: list[tuple[JobState, JobStatus]] = [
     (Probing(), JobStatus.PENDING),
     (Queued(reason="needs 8 devices, 6 usable"), JobStatus.PENDING),
@@ -45,6 +46,8 @@ TABLE: list[tuple[JobState, JobStatus]] = [
     *((reforming(cause), JobStatus.RECOVERING) for cause in Cause if cause not in PLANNED),
     *((reforming(cause), JobStatus.RESIZING) for cause in PLANNED),
     (Stopping(outcome=Succeeded(at=1.0), open_hosts=frozenset()), JobStatus.STOPPING),
+    (Stopping(outcome=Paused(at=1.0), open_hosts=frozenset()), JobStatus.PAUSING),
+    (Paused(at=1.0), JobStatus.PAUSED),
     (Succeeded(at=1.0), JobStatus.SUCCEEDED),
     (Failed(at=1.0, message="raised"), JobStatus.FAILED),
     (Cancelled(at=1.0), JobStatus.CANCELLED),

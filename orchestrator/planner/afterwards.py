@@ -1,0 +1,76 @@
+"""A running plan as the search would have proposed it, whoever made it, and what to run after a loss (replan.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.domain.effects import ChoosePlan
+from orchestrator.domain.kinds import KINDS
+from orchestrator.domain.plan import Plan
+
+from .ask import Ask, Proposal
+from .compose import Member
+from .job import ask_of
+from .machines import Machines, of_devices
+from .replan import Change, Current, Outlook, placed, replan
+from .search import Benches, price
+
+
+def look_ahead(request: ChoosePlan) -> Outlook:
+    """The best plans for the loss of one node and of one device of each class, searched before it happens."""
+    machines = of_devices(request.devices, KINDS, domains=request.domains, speeds=request.speeds)
+    outlook = Outlook(ask=ask_of(request.spec, request.profile, machines), benches=Benches())
+    outlook.prepare()
+    return outlook
+
+
+def after_loss(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | None:
+    """What is cheapest of absorbing, repairing and re-shaping, by moving + horizon; None where nothing ran or nothing fits.
+
+    What the request's running plan has and its devices lack is lost. ahead: an outlook on a cluster that may be this one;
+    the answer is the same without it, later.
+    """
+    running = request.running
+    if running is None or running.tp != (request.spec.parallel.tp or running.tp):
+        return None
+    here = dict(request.devices)
+    every = {**dict(request.lost), **here}
+    whole = of_devices(every.items(), KINDS, domains=request.domains, speeds=request.speeds)
+    ask = ask_of(request.spec, request.profile, whole)
+    outlook = ahead if ahead is not None and ahead.ask == ask else Outlook(ask=ask, benches=Benches())
+    current = current_of(running, whole, ask, outlook.benches)
+    if current is None:
+        return None
+    gone = {device for machine in whole.nodes for device in machine.devices} - set(here)
+    nodes = [m.node for m in whole.nodes if set(m.devices) <= gone]
+    devices = sorted(device for device in gone if device.node not in nodes)
+    change = replan(current, outlook, nodes=nodes, devices=devices, horizon=request.horizon_steps)
+    if not isinstance(change, Change):
+        return None
+    plan = placed(change, current, nodes, devices)
+    wanted = request.spec.parallel
+    is_allowed = wanted.min_devices <= plan.world_size <= (wanted.max_devices or plan.world_size)
+    return plan if is_allowed and set(plan.devices) <= set(here) else None
+
+
+def current_of(plan: Plan, machines: Machines, ask: Ask, benches: Benches) -> Current | None:
+    """None where the machines lack one of its devices."""
+    keys = {machine.node: machine.key for machine in machines.nodes}
+    if not set(plan.nodes) <= set(keys):
+        return None
+    bench = benches.of(replace(ask, machines=machines), plan.tp, ask.batches[0].samples, ask.recompute[0])
+    index = {one.key: number for number, one in enumerate(bench.classes)}
+    members = []
+    for pipeline in plan.pipelines:
+        classes = tuple(index[keys[stage.devices[0].node]] for stage in pipeline.stages)
+        bounds = (*(stage.first for stage in pipeline.stages), pipeline.stages[-1].last)
+        members.append(Member(track=bench.cut(classes, bounds), ids=(len(pipeline.micro_batches),)))
+    proposal = Proposal(
+        tp=plan.tp,
+        batch=ask.batches[0],
+        recompute=ask.recompute[0],
+        keys=tuple(one.key for one in bench.classes),
+        members=tuple(members),
+        breakdown=price(bench, tuple(members)),
+    )
+    return Current(proposal=proposal, plan=plan, machines=machines)
