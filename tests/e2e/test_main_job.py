@@ -132,7 +132,7 @@ class Blows:
             self._deal(blow, view)
             # Recorded steps may run ahead of what this test has read of them.
             self.due = max(step.step, view.step) + (AFTER_CONTROL if blow in CONTROL else APART)
-        elif view.incidents[-1].cause == "grow":
+        elif view.incidents[-1].cause == "grow" and view.incidents[-1].pause_s is not None:
             self.last = view
             self.client.cancel(job)
 
