@@ -133,6 +133,8 @@ def get(ctx: typer.Context, job: Job, as_json: AsJson = False) -> None:
     out().print(render.job_page(found))
     if found.is_over:
         hint([f"everstep events {found.id}", f"everstep logs {found.id}"])
+    elif found.status == "PAUSED":
+        hint([f"everstep resume {found.id}", f"everstep events {found.id}"])
     else:
         hint([f"everstep events -f {found.id}", f"everstep logs -f {found.id}", f"everstep cancel {found.id}"])
 
