@@ -243,6 +243,7 @@ def _incident(item: Incident) -> views.IncidentView:
     return views.IncidentView(
         number=item.number,
         cause=item.fault.cause.value,
+        is_resize=item.fault.cause in RESIZES,
         message=item.fault.message,
         at=instant(item.fault.at),
         devices=tuple(str(device) for device in item.fault.devices),

@@ -75,6 +75,7 @@ Name = Annotated[
         json_schema_extra={"allowed": "1..63 letters, digits, dots, dashes or underscores, the first a letter or digit"},
     ),
 ]
+Labels = Annotated[dict[Name, Annotated[str, Field(max_length=255)]], Field(max_length=32)]
 Exactness = Annotated[Exact, Field(json_schema_extra={"allowed": "false, true or best_effort"})]
 LabelWord = Annotated[
     str,
@@ -188,7 +189,7 @@ class JobFile(Request):
     parallel: ParallelSection = Field(default_factory=ParallelSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     recovery: RecoverySection = Field(default_factory=RecoverySection)
-    labels: Annotated[dict[Name, Annotated[str, Field(max_length=255)]], Field(max_length=32)] = _default(JobSpec, "labels")
+    labels: Labels = _default(JobSpec, "labels")
 
     def to_spec(self) -> JobSpec:
         """Raises Refused where fields that are each fine contradict each other."""

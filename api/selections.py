@@ -10,9 +10,7 @@ from orchestrator.domain.errors import Refused
 from orchestrator.domain.job import JobRecord, JobStatus
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 
-from .schemas import Name, Request
-
-Labels = Annotated[dict[Name, Annotated[str, Field(max_length=255)]], Field(max_length=32)]
+from .schemas import Labels, Name, Request
 
 
 class SelectionRequest(Request):

@@ -130,6 +130,8 @@ class IncidentView(View):
 
     number: int
     cause: str
+    is_resize: bool = False
+    """It was wanted, and is no recovery: the job grows, shrinks, is balanced anew, or was to pause and could not."""
     message: str
     at: Instant
     devices: tuple[str, ...]

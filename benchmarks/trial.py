@@ -22,7 +22,6 @@ QUIET_STEPS = 12
 """Undisturbed steps before each failure."""
 QUIET_ATTEMPTS = 5
 RECOVER_S = 120.0
-RESIZES = frozenset({"grow", "shrink", "balance"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,7 @@ def trial(job: Job, victims: Victims, random: Random, title: str, seen: int) -> 
     one = recovery(job.fetch(), before, after.generation, new, strike.at)
     pause = f"pause {one.pause_s:.3f} s of steps of {one.step_s:.3f} s"
     say(f"{title}: {strike.whom}, {pause}, {one.rung}, {in_words(one.phases)}")
-    uncaused = [found for found in incidents_after(before, seen) if found.cause not in RESIZES]
+    uncaused = [found for found in incidents_after(before, seen) if not found.is_resize]
     return one, tuple(uncaused)
 
 

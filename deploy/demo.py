@@ -86,7 +86,7 @@ def main() -> int:
     gaps = _gaps(losses, _reference(spec, console))
     _show(console, job, losses, gaps)
     print(json.dumps(_summary(job, losses, gaps)), flush=True)
-    recovered = any(incident.cause not in ("grow", "shrink", "balance") for incident in job.incidents)
+    recovered = any(not incident.is_resize for incident in job.incidents)
     complete = len(gaps) == spec.train.steps
     return 0 if job.status == "SUCCEEDED" and recovered and complete and max(gaps, default=1.0) <= MAX_GAP else 1
 

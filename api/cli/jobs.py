@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from api.client import ApiError, Client, JobView
 from api.client.client import read_job_file
 from api.views import TERMINAL
+from orchestrator.domain.job import JobStatus
 
 from . import render
 from .follow import follow
@@ -34,20 +34,6 @@ LOG_POLL_S = 0.5
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="An id, a name, or `last`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-
-
-class State(StrEnum):
-    PENDING = "PENDING"
-    STARTING = "STARTING"
-    RUNNING = "RUNNING"
-    RECOVERING = "RECOVERING"
-    RESIZING = "RESIZING"
-    STOPPING = "STOPPING"
-    PAUSING = "PAUSING"
-    PAUSED = "PAUSED"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
 
 
 def register(app: typer.Typer) -> None:
@@ -92,7 +78,7 @@ def submit(
 
 def ls(
     ctx: typer.Context,
-    state: Annotated[list[State] | None, typer.Option("--state", "-s", help="Only these; may be repeated.")] = None,
+    state: Annotated[list[JobStatus] | None, typer.Option("--state", "-s", help="Only these; may be repeated.")] = None,
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="That carry this one; repeatable.")
     ] = None,

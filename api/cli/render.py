@@ -46,8 +46,6 @@ STYLES = {
 }
 MARKS = {"SUCCEEDED": "✓", "FAILED": "✗", "CANCELLED": "■", "PAUSED": "‖", "LOST": "✗"}
 BAR_WIDTH = 24
-RESIZES = ("grow", "shrink", "balance")
-"""Causes of what nobody has to recover from."""
 STACK_LINES = 12
 
 
@@ -234,7 +232,7 @@ def _ids(ids: Sequence[int]) -> str:
 
 
 def incident_line(incident: IncidentView) -> Text:
-    word = "resize" if incident.cause in RESIZES else "recovery"
+    word = "resize" if incident.is_resize else "recovery"
     generations = f"generation {incident.generation} → {incident.next_generation or '…'}"
     pause = f"pause {seconds(incident.pause_s)}" if incident.pause_s is not None else "under way"
     style = "green" if incident.pause_s is not None else "magenta"
@@ -304,7 +302,7 @@ def outcome(job: JobView) -> RenderableType:
     if job.loss is not None:
         line.append(f", loss {job.loss:.4f}", "not bold default")
     if job.recoveries:
-        pauses = [item.pause_s for item in job.incidents if item.pause_s is not None and item.cause not in RESIZES]
+        pauses = [item.pause_s for item in job.incidents if item.pause_s is not None and not item.is_resize]
         longest = f", longest pause {seconds(max(pauses))}" if pauses else ""
         plural = "y" if job.recoveries == 1 else "ies"
         line.append(f", {job.recoveries} recover{plural}{longest}", "not bold default")

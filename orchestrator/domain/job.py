@@ -168,6 +168,10 @@ class Probing:
     """The program is imported and described on one CPU, before any device is held."""
 
 
+PLANNING = "a plan is being chosen"
+"""The reason of a job that has not been planned for yet: a plan is asked for at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
     """Nothing is held. `reason` is for people and says what would end the wait."""

@@ -46,6 +46,7 @@ from orchestrator.domain.events import (
 from orchestrator.domain.faults import FaultRequested
 from orchestrator.domain.ids import Device, EffectId, JobId, NodeId
 from orchestrator.domain.job import (
+    PLANNING,
     TERMINAL,
     Cancelled,
     Failed,
@@ -72,7 +73,7 @@ from .sparing import want_spares
 from .stopping import host_closed, stop
 from .testing import attend
 from .training import finish_if_done
-from .wanting import PLANNING, plan_chosen, want_devices
+from .wanting import plan_chosen, want_devices
 from .ward import Ward
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.ids import Step
-from orchestrator.domain.job import Cause, Fault, Pause, Paused, Probing, Queued, Running, Stopping
+from orchestrator.domain.job import PLANNING, Cause, Fault, Pause, Paused, Probing, Queued, Running, Stopping
 from orchestrator.domain.protocol import RankFinished, SaveSoon
 
 from .draft import Draft
 from .joining import drop_join
 from .reforming import begin_reform
-from .stopping import AGAIN, stop
+from .stopping import stop
 
 
 def pause(draft: Draft) -> None:
@@ -41,7 +41,7 @@ def pause(draft: Draft) -> None:
 def resume(draft: Draft) -> None:
     record, state = draft.record, draft.state
     if isinstance(state, Paused):
-        draft.become(Queued(reason=AGAIN))
+        draft.become(Queued(reason=PLANNING))
         draft.say("resumed", f"it goes on from step {record.committed}")
     elif record.pause is not None and record.pause.told:
         draft.set(pause=replace(record.pause, resumes=True))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cancelled, Failed, Outcome, Paused, Queued, Stopping, Succeeded
+from orchestrator.domain.job import PLANNING, Cancelled, Failed, Outcome, Paused, Queued, Stopping, Succeeded
 from orchestrator.domain.protocol import CloseHost
 
 from .draft import Draft
-
-AGAIN = "a plan is being chosen"
 
 
 def stop(draft: Draft, outcome: Outcome) -> None:
@@ -67,7 +65,7 @@ def _end(draft: Draft, outcome: Outcome) -> None:
         draft.set(pause=None, save_asked=None, save_rests=False, save_failures=0, unsaved=(), last_step_at=None)
         draft.say("paused", f"paused at step {draft.record.committed}, which is saved; no device is held")
         if resumes:
-            draft.become(Queued(reason=AGAIN))
+            draft.become(Queued(reason=PLANNING))
     elif isinstance(outcome, Failed):
         where = f" (rank on {outcome.device}, exit code {outcome.exit_code})" if outcome.device else ""
         draft.say("ended", f"{word}{where}: {outcome.message}", log_tail=list(outcome.log_tail))

@@ -9,7 +9,7 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import PlanChosen
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Failed, Queued, Reforming, Running
+from orchestrator.domain.job import PLANNING, Failed, Queued, Reforming, Running
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rungs import Rung
 from orchestrator.recovery.ladder import HORIZON_S
@@ -21,9 +21,7 @@ from .joining import advance_join, drop_join
 from .laddering import nothing_fits, planned
 from .moving import cannot_move, why_move
 from .sparing import reserved
-from .stopping import AGAIN, stop
-
-PLANNING = AGAIN
+from .stopping import stop
 
 
 def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:

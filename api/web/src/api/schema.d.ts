@@ -1145,6 +1145,11 @@ export interface components {
             devices: string[];
             /** Generation */
             generation: number;
+            /**
+             * Is Resize
+             * @default false
+             */
+            is_resize: boolean;
             /** Message */
             message: string;
             /** Moved Elements */

@@ -6,7 +6,6 @@ import { Card, Empty, Figure } from "../parts/basics";
 import { Waterfall } from "../parts/waterfall";
 import { count, plain, plural, seconds, when } from "../words";
 
-const RESIZES = new Set(["grow", "shrink", "balance", "pause"]);
 const STACK_LINES = 12;
 
 export function Incidents({ job }: { job: JobView }) {
@@ -29,7 +28,7 @@ export function Incidents({ job }: { job: JobView }) {
 }
 
 function Summary({ job }: { job: JobView }) {
-  const recoveries = job.incidents.filter((one) => !RESIZES.has(one.cause));
+  const recoveries = job.incidents.filter((one) => !one.is_resize);
   const pauses = recoveries.flatMap((one) => (one.pause_s === null ? [] : [one.pause_s]));
   const lost = job.incidents.reduce((sum, one) => sum + one.rolled_back, 0);
   return (
@@ -44,7 +43,7 @@ function Summary({ job }: { job: JobView }) {
 }
 
 function Incident({ incident, isNewest }: { incident: IncidentView; isNewest: boolean }) {
-  const isResize = RESIZES.has(incident.cause);
+  const isResize = incident.is_resize;
   const [isOpen, setOpen] = useState(isNewest);
   return (
     <details class={`card incident ${isResize ? "is-resize" : ""}`} open={isOpen} onToggle={(event) => setOpen(event.currentTarget.open)}>

@@ -11,7 +11,6 @@ import { compact, count, duration, fixed, percent, plain, plural, seconds, when 
 import { Goodput } from "./goodput";
 
 const RECENT = 20;
-const RESIZES = new Set(["grow", "shrink", "balance", "pause"]);
 
 export function Overview({ job, log }: { job: JobView; log: JobLog }) {
   const { steps, isLoading, problem } = useStore(log.store);
@@ -132,7 +131,7 @@ function marksOf(job: JobView): Mark[] {
   return job.incidents.map((incident) => ({
     x: incident.committed,
     label: plain(incident.cause),
-    colour: RESIZES.has(incident.cause) ? "resizing" : "recovering",
+    colour: incident.is_resize ? "resizing" : "recovering",
   }));
 }
 
