@@ -349,11 +349,13 @@ def _goodput(record: JobRecord, now: float) -> views.GoodputView:
         # One that is open has paused training until now.
         causes[item.fault.cause] += item.pause_s if item.pause_s is not None else max(0.0, ended - item.fault.at)
         causes["run_again"] += item.rolled_back * (record.typical_step_s or 0.0)
-    left = max(0.0, wall - start)
+    paused = min(wall - start, record.paused_until(ended))
+    left = max(0.0, wall - start - paused)
     total = sum(causes.values())
     lost = min(left, total)
     scale = lost / total if total > 0 else 0.0  # pauses of incidents that ran into each other are counted in both
     spent = {cause: seconds * scale for cause, seconds in sorted(causes.items()) if seconds > 0}
+    spent |= {"paused": paused} if paused else {}
     return views.GoodputView(
         wall_s=wall,
         causes={"training": left - lost, "start": start, **spent},

@@ -72,7 +72,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _problem(error: Mapping[str, Any], model: type[BaseModel] | None) -> FieldProblem:
-    loc = [part for part in error["loc"] if part not in ("body", "query", "path", "header", "[key]")]
+    # A field may be called "path"; where a request is at fault as a whole, the first word says which part of it.
+    where = error["loc"] if model is not None else error["loc"][1:]
+    loc = [part for part in where if part != "[key]"]
     kind, value = error["type"], error.get("input")
     parent, info = _find(model, loc)
     if kind == "extra_forbidden":

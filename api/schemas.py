@@ -7,6 +7,7 @@ a file by itself; whether the program, the data or the cluster agree is found ou
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
@@ -98,6 +99,21 @@ Every = Annotated[
     Field(json_schema_extra={"allowed": "a whole number 0..1000000000 or auto"}),
 ]
 Folder = Annotated[str, Field(pattern=r"^(/|$)", max_length=4096, json_schema_extra={"allowed": "an absolute path"})]
+_ALLOWED_PLACES = "an absolute path, or a URL such as s3://bucket/runs"
+
+
+def _place(value: str) -> str:
+    """Objects in one process's memory are no place that anybody else sees."""
+    scheme, found, rest = value.partition("://")
+    is_folder = rest.startswith("/") and len(rest) > 1
+    is_bucket = bool(re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme)) and scheme != "memory" and bool(re.match(r"[^/\s]", rest))
+    fits = (is_folder if scheme in ("file", "local") else is_bucket) if found else value[:1] in ("", "/")
+    if not fits:
+        raise ValueError(f"must be {_ALLOWED_PLACES}")
+    return value
+
+
+Place = Annotated[str, AfterValidator(_place), Field(max_length=4096, json_schema_extra={"allowed": _ALLOWED_PLACES})]
 Degree = Annotated[int, Field(strict=True, ge=1, le=65536)]
 
 
@@ -153,9 +169,9 @@ class CheckpointSection(Request):
     keep_last: Annotated[Whole, Field(ge=1, le=1000)] = _default(CheckpointSpec, "keep_last")
     keep_every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(CheckpointSpec, "keep_every")
     keep_best: Annotated[Whole, Field(ge=0, le=1000)] = _default(CheckpointSpec, "keep_best")
-    path: Folder = _default(CheckpointSpec, "path")
+    path: Place = _default(CheckpointSpec, "path")
     local: Folder = _default(CheckpointSpec, "local")
-    restore_from: Folder = _default(CheckpointSpec, "restore_from")
+    restore_from: Place = _default(CheckpointSpec, "restore_from")
     weights_only: Annotated[bool, Field(strict=True)] = _default(CheckpointSpec, "weights_only")
 
 

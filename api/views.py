@@ -216,14 +216,15 @@ class AttemptsView(View):
 class GoodputView(View):
     """Where a job's time went since it was submitted, in seconds; causes add up to wall_s.
 
-    training: steps that count. start: until the first generation trained. run_again: steps that were committed and rolled
-    back. The others are causes of incidents (rank_lost, grow, ...) with what their pauses cost.
+    training: steps that count. start: until the first generation trained. paused: by its owner, until it trained again.
+    run_again: steps that were committed and rolled back. The others are causes of incidents (rank_lost, grow, ...) with
+    what their pauses cost.
     """
 
     wall_s: float
     causes: dict[str, float]
     share: float | None
-    """training / (wall_s - start); None before it has started."""
+    """training / (wall_s - start - paused); None before it has started."""
 
 
 class JobSummary(View):

@@ -194,18 +194,21 @@ def _block(contender: Contender, others: Sequence[ProcessId], seconds: float) ->
         while True:
             time.sleep(seconds)
             end = time.time()
+            trained_by, rest_by = cpu_seconds(contender.processes()), cpu_seconds(others)  # before asking takes its time
             if len(within(contender.steps(), begin, end)) >= LEAST_STEPS:
                 break
             if end - begin > LONGEST_BLOCK_S:
                 raise NotMeasured(f"{contender.name} made fewer than {LEAST_STEPS} steps in {end - begin:.0f} s")
-        trained = cpu_seconds(contender.processes()) - trained
-        rest = cpu_seconds(others) - rest
     finally:
         contender.stop()
     time.sleep(REPORT_S)
     steps = within(contender.steps(), begin, end)
     span = end - begin
-    return Block(step_s=median(steps), step_cpu_s=trained / span * fmean(steps), other_cores=rest / span)
+    return Block(
+        step_s=median(steps),
+        step_cpu_s=(trained_by - trained) / span * fmean(steps),
+        other_cores=(rest_by - rest) / span,
+    )
 
 
 def _result(blocks: dict[str, list[Block]]) -> dict[str, object]:

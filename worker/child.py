@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .logs import open_log
+from .logs import open_log, turn_over
 
 # `import numpy` alone would start a thread otherwise, and a process with threads must not be forked.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -43,6 +43,7 @@ def start(module: str, order: bytes, log: Path, environment: Mapping[str, str] |
     try:
         os.write(stdin, order)
         os.lseek(stdin, 0, os.SEEK_SET)
+        turn_over(log)
         said = open_log(log)
         try:
             process = subprocess.Popen(

@@ -192,8 +192,9 @@ class Crew:
 
     def _fork(self, device: Device, generation: Generation, *, is_understudy: bool = False) -> Seat:
         self._last_seat += 1
-        seat, fds = open_seat(self._last_seat, device, generation, self._address, self._log_dir)
-        seat.is_understudy = is_understudy
+        seat, fds = open_seat(
+            self._last_seat, device, generation, self._address, self._log_dir, is_understudy=is_understudy
+        )
         self._seats[seat.number] = seat
         asyncio.get_running_loop().add_reader(seat.channel, self._rank_speaks, seat)
         self._zygote.fork(seat.number, device.index, fds, rehearses=is_understudy)

@@ -259,6 +259,8 @@ class Host:
         assert self._dispatch is not None
         self._dispatch.begin(form.generation)
         self._seated = tuple(device for device in sorted(crew.at) if device in form.plan.seat_of)
+        if not self._seated:
+            crew.fork_ahead(())  # no step of this generation will pass here that would begin it
         frame = order_frame(form)
         for device, seat in crew.at.items():
             if device not in form.plan.seat_of and device not in form.donors:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.adapters.places import place
 from orchestrator.adapters.starting_point import start_of
 from orchestrator.domain import codec
 from orchestrator.domain.errors import FieldProblem, Refused
@@ -53,7 +54,8 @@ def main() -> None:
 
 
 def describe(spec: JobSpec) -> Profile:
-    """The program's profile, once program, settings, text and degrees are known to fit. Raises Refused."""
+    """The program's profile, once program, settings, text, degrees and places are known to fit. Raises Refused."""
+    place(spec.checkpoint.path)  # what cannot be opened is said now, not after the first interval of steps
     profile = load_program(spec.program).describe(spec)
     tokens = sources.load(spec.data)
     sources.num_samples(tokens, spec.train.sequence)

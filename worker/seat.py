@@ -19,7 +19,7 @@ from orchestrator.domain.protocol import RankExited
 
 from .checkpoint.custody import Custody
 from .lifeline import Lifeline
-from .logs import open_log, tail
+from .logs import open_log, tail, turn_over
 from .mail import BROKEN, Channel
 from .page.layout import create_page
 from .page.reader import PageReader
@@ -90,6 +90,7 @@ class Seat:
         """An understudy becomes the process on its device, for `generation`."""
         self.is_understudy = self.stands_by = False
         self.born = self.prepared = generation
+        turn_over(self.log)
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.fork_s = 0.0  # paid before it was needed
 
@@ -162,7 +163,7 @@ class Seat:
 
 
 def open_seat(
-    number: int, device: Device, generation: Generation, host_address: str, log_dir: Path
+    number: int, device: Device, generation: Generation, host_address: str, log_dir: Path, *, is_understudy: bool = False
 ) -> tuple[Seat, tuple[int, ...]]:
     """A seat whose process is still to be forked, and the descriptors to fork it with: see birth.Inherited.
 
@@ -176,6 +177,8 @@ def open_seat(
     lifeline.make()
     custody = Custody(device)
     path = log_dir / f"{device.node}-{device.index}.log"
+    if not is_understudy:  # beside one the rank whose log it is lives
+        turn_over(path)
     log = open_log(path)
     host, port = listener.getsockname()[:2]
     seat = Seat(
@@ -190,6 +193,7 @@ def open_seat(
         custody=custody,
         log=path,
         log_start=os.fstat(log).st_size,
+        is_understudy=is_understudy,
         requested_at=time.monotonic(),
     )
     return seat, (theirs.detach(), listener.detach(), page, log, *map(os.dup, custody.fds))

@@ -6,6 +6,7 @@ forked, what it rehearses and why a rank has ended.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 
 from orchestrator.domain.ids import Device, Generation
@@ -14,6 +15,10 @@ from .seat import Seat
 
 MAX_LOST = 5
 """Before none is forked any more: something here keeps ending them, and ranks are forked when they are needed."""
+
+
+PATIENCE_S = 60.0
+"""For one to stand by: one that hangs in its rehearsal keeps all others from theirs."""
 
 
 class Understudies:
@@ -33,7 +38,11 @@ class Understudies:
         """Have one for each of these devices and no other. Each call forks one more, once the one before has rehearsed."""
         for device in self._at.keys() - set(wanted):
             self._at.pop(device).kill("nobody will need it")
-        if self._num_lost >= MAX_LOST or any(not seat.stands_by for seat in self._at.values()):
+        rehearsing = [seat for seat in self._at.values() if not seat.stands_by]
+        for seat in rehearsing:
+            if time.monotonic() - seat.requested_at > PATIENCE_S:
+                seat.kill(f"did not stand by within {PATIENCE_S:g} s")
+        if self._num_lost >= MAX_LOST or rehearsing:
             return
         for device in wanted:
             if device not in self._at:

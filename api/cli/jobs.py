@@ -51,7 +51,7 @@ def submit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A job file, YAML or JSON.", exists=True, dir_okay=False)],
     is_followed: Annotated[bool, typer.Option("--follow", "-f", help="Stay and watch until the job ends.")] = False,
     start: Annotated[
-        Path | None, typer.Option("--from", help="Begin with this checkpoint: its folder, or a job's (the newest).")
+        str | None, typer.Option("--from", help="Begin with this checkpoint: its folder or URL, or a job's (the newest).")
     ] = None,
     is_weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Of --from: step 0, with moments and a schedule of its own.")
@@ -213,11 +213,12 @@ def scale(
         hint([f"everstep events -f {job_id}", f"everstep get {job_id}"])
 
 
-def _beginning_with(file: Path, start: Path, is_weights_only: bool) -> dict[str, Any]:
+def _beginning_with(file: Path, start: str, is_weights_only: bool) -> dict[str, Any]:
     body = read_job_file(file)
     section = body.get("checkpoint") or {}
     if isinstance(section, dict):  # anything else is refused by the server, in words
-        begin = {"restore_from": str(start.expanduser().absolute()), "weights_only": is_weights_only}
+        place = start if "://" in start else str(Path(start).expanduser().absolute())
+        begin = {"restore_from": place, "weights_only": is_weights_only}
         body["checkpoint"] = {**section, **begin}
     return body
 

@@ -336,16 +336,17 @@ def read_job_file(path: Path) -> dict[str, Any]:
     body = load_mapping(text, "application/json" if path.suffix == ".json" else "application/yaml")
     data, folder = body.get("data"), path.resolve().parent
     checkpoint = body.get("checkpoint")
-    if isinstance(checkpoint, dict) and isinstance(start := checkpoint.get("restore_from"), str):
-        checkpoint["restore_from"] = _from(folder, start)
+    for name in ("path", "local", "restore_from"):
+        if isinstance(checkpoint, dict) and isinstance(place := checkpoint.get(name), str):
+            checkpoint[name] = _from(folder, place)
     if isinstance(data, dict) and isinstance(data.get("files"), list):
         data["files"] = [_from(folder, item) if isinstance(item, str) else item for item in data["files"]]
     return body
 
 
 def _from(folder: Path, pattern: str) -> str:
-    # {stdlib} and an empty pattern are not places in the file's folder.
-    return pattern if not pattern or pattern.startswith(("/", "{")) else str(folder / pattern)
+    # {stdlib}, a URL and an empty pattern are not places in the file's folder.
+    return pattern if not pattern or pattern.startswith(("/", "{")) or "://" in pattern else str(folder / pattern)
 
 
 def _node(node: str) -> str:

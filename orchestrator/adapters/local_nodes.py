@@ -82,8 +82,8 @@ class LocalNodes:
         """Held while nodes start, which needs their head: never to be waited for by whoever brings that back."""
         self._writing = state_dir.resolve() / "nodes.json.lock"
         """Held for a change to the registry."""
-        self._known = Registry()
-        self._version: tuple[int, int, int] | None = None
+        # One value: several threads ask.
+        self._read: tuple[tuple[int, int, int] | None, Registry] = None, Registry()
         """Of the file that is known."""
 
     # --- a cluster's life -------------------------------------------------------------------------------------------------
@@ -149,9 +149,11 @@ class LocalNodes:
         try:
             stat = self._path.stat()
             version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-            if version != self._version:
-                self._known, self._version = codec.loads(Registry, self._path.read_text()), version
-            return self._known
+            known, registry = self._read
+            if version != known:
+                registry = codec.loads(Registry, self._path.read_text())
+                self._read = version, registry
+            return registry
         except FileNotFoundError:
             return Registry()
 

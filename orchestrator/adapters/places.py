@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -115,7 +116,7 @@ class Remote:
 
     def glob(self, pattern: str) -> Iterator[Remote]:
         with self._told():
-            found = self._fs.glob(f"{self._path}/{pattern}")
+            found = self._fs.glob(f"{escape(self._path)}/{pattern}")
         yield from (self._below(path) for path in sorted(found))
 
     def rglob(self, pattern: str) -> Iterator[Remote]:
@@ -196,6 +197,8 @@ class Upload:
             self._is_over = True
             with suppress(Exception):
                 self._file.discard()
+            with suppress(Exception):
+                self._file.closed = True  # else it is sent after all when it is collected
 
 
 def _opened(url: str) -> tuple[Any, str]:

@@ -36,15 +36,22 @@ class ThreadPlanner:
 
     async def choose(self, request: ChoosePlan) -> Plan | Infeasible:
         found = await asyncio.to_thread(self._choose, request, self._outlooks.pop(request.job, None))
+        if before := self._looking.pop(request.job, None):
+            before.cancel()  # its thread ends by itself, and what it finds is of no use any more
         if isinstance(found, Plan) and is_mixed(request):
-            self._looking[request.job] = asyncio.create_task(self._look_ahead(request))
+            looking = asyncio.create_task(self._look_ahead(request))
+            self._looking[request.job] = looking
+            looking.add_done_callback(lambda _: self._looked(request.job, looking))
         return found
 
     async def _look_ahead(self, request: ChoosePlan) -> None:
         self._outlooks[request.job] = await asyncio.to_thread(look_ahead, request)
         while len(self._outlooks) > MAX_OUTLOOKS:
             del self._outlooks[next(iter(self._outlooks))]
-        self._looking.pop(request.job, None)
+
+    def _looked(self, job: JobId, looking: asyncio.Task[None]) -> None:
+        if self._looking.get(job) is looking:
+            del self._looking[job]
 
 
 class ThreadForeseer:

@@ -23,10 +23,9 @@ T = TypeVar("T")
 Convert = Callable[[Any], Any]
 KIND = "$"
 """No field can be called this; `kind` is the name of some."""
-_LASTING = frozenset({"Profile", "JobSpec", "Plan", "Incident", "FromMemory"})
-"""Kinds whose values are large, never change and are written again and again, in one record after another."""
-_MOST_REMEMBERED = 256
-"""Of each kind."""
+_LASTING = {"Profile": 64, "JobSpec": 64, "Plan": 64, "Incident": 256, "FromMemory": 4}
+"""Kinds whose values are large, never change and are written again and again, in one record after another; and how many of
+each are remembered. Moves of one recovery are soon history, and megabytes."""
 
 
 class Undecodable(ValueError):
@@ -94,10 +93,10 @@ def _dataclass_encoder(kind: Any) -> Convert:
             shaped[field] = encode(item)
         return shaped
 
-    return _remembering(convert) if name in _LASTING else convert
+    return _remembering(convert, _LASTING[name]) if name in _LASTING else convert
 
 
-def _remembering(convert: Convert) -> Convert:
+def _remembering(convert: Convert, most: int) -> Convert:
     """Convert each value once; the newest are remembered, by identity. Nobody changes what an encoder gives."""
     known: dict[int, tuple[Any, Any]] = {}  # the value too, so that its identity cannot become another's
     lock = threading.Lock()
@@ -109,7 +108,7 @@ def _remembering(convert: Convert) -> Convert:
         shaped = convert(value)
         with lock:
             known[id(value)] = value, shaped
-            while len(known) > _MOST_REMEMBERED:
+            while len(known) > most:
                 del known[next(iter(known))]
         return shaped
 

@@ -308,7 +308,7 @@ class Looking:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
     """A job is to pause. told: the generation whose ranks were asked to make no step after one that they save; step: that
-    one, once they say so; failed: one that could not be saved, and why."""
+    one, once they say so; failed: the last one that could not be saved since, and why."""
 
     told: Generation = Generation(0)
     step: Step | None = None
@@ -452,6 +452,10 @@ class JobRecord:
     outbox: Mapping[EffectId, Effect] = field(default_factory=dict)
     """Effects committed and not yet known to have been carried out."""
     started_at: float | None = None
+    paused_s: float = 0.0
+    """For which its owner had it paused, restarts included."""
+    paused_since: float | None = None
+    """And since when, until it trains again."""
     looking: Looking | None = None
     looks: int = 0
     """How often hosts were asked to look around."""
@@ -465,6 +469,10 @@ class JobRecord:
     """Nodes that were given up because of their links, and how often; forgotten after an hour in which no link was lost."""
     barred: frozenset[NodeId] = frozenset()
     """Those of them that are not used for a while, however well they answer."""
+
+    def paused_until(self, now: float) -> float:
+        """Seconds in which nothing was wanted of it."""
+        return self.paused_s + (max(0.0, now - self.paused_since) if self.paused_since is not None else 0.0)
 
     @property
     def wanted_size(self) -> Size:

@@ -20,7 +20,7 @@ from orchestrator.domain.layout import layout, transfers
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import StepsPassed
 from orchestrator.planner.rebalance import compute_s, layer_bytes, room_of, with_other_ids, with_other_layers
-from orchestrator.recovery.balance import MAX_CHANGES, Offer, choose, recent
+from orchestrator.recovery.balance import GAIN, MAX_CHANGES, Offer, choose, recent
 
 from .draft import Draft
 from .moving import why_move
@@ -49,8 +49,9 @@ def balance(draft: Draft) -> None:
     state = draft.state
     if not isinstance(state, Running):
         return
-    if draft.paces:
-        _look(draft, state)
+    if not draft.paces:
+        return  # nothing is known that was not known before
+    _look(draft, state)
     if draft.record.rebalance is not None:
         _conclude(draft, state, draft.record.rebalance)
     elif _is_open_to_change(draft, state):
@@ -81,7 +82,12 @@ def _look(draft: Draft, state: Running) -> None:
     kinds = draft.kinds
     work = {device: f"{kinds.get(device.node, '')} {stage.first}-{stage.last}" for device, stage in spans.items()}
     draft.tracks, changed = look(draft.tracks, reports, work, state.generation, record.stragglers)
-    kept = {d: one for d, one in record.stragglers.items() if one.is_slow or 0 <= now - one.since < FORGET_S}
+    there = draft.num_devices
+    kept = {
+        device: one
+        for device, one in record.stragglers.items()
+        if device.node in there and ((one.is_slow and device in spans) or 0 <= now - one.since < FORGET_S)
+    }
     if changed or len(kept) != len(record.stragglers):
         draft.set(stragglers={**kept, **changed})
     for device, straggler in sorted(changed.items()):
@@ -131,6 +137,10 @@ def _is_open_to_change(draft: Draft, state: Running) -> bool:
 
 def _consider(draft: Draft, state: Running) -> None:
     record, plan = draft.record, state.plan
+    changes = recent(record.rebalanced_at, draft.now)
+    if len(changes) >= MAX_CHANGES:
+        _tell_why_not(draft, plan, f"shares were changed {len(changes)} times within an hour")
+        return
     speeds = _speeds(draft, plan)
     step_s = median(record.recent_step_s[-LATELY:])
     now_s = compute_s(plan, speeds)
@@ -139,19 +149,18 @@ def _consider(draft: Draft, state: Running) -> None:
     for remedy, other in _others(draft, plan, speeds):
         plans[remedy] = other
         gain_s = min(now_s - compute_s(other, speeds), step_s)
-        offers.append(Offer(remedy=remedy, gain_s=gain_s, pause_s=_pause_s(draft, remedy, plan, other)))
+        # What moves is only counted where it could matter: in a large plan that takes longer than all the rest.
+        pause_s = _pause_s(draft, remedy, plan, other) if gain_s >= GAIN * step_s else 0.0
+        offers.append(Offer(remedy=remedy, gain_s=gain_s, pause_s=pause_s))
     chosen = choose(offers, step_s, record.spec.train.steps - record.committed)
     if chosen.taken is None:
         if not _slow(draft, plan):
             draft.set(is_rebalanced=False)
         _tell_why_not(draft, plan, "; ".join(chosen.why_not) or "no other share of whole ids and layers is better")
         return
-    taken, changes = chosen.taken, recent(record.rebalanced_at, draft.now)
+    taken = chosen.taken
     expected_s = step_s - taken.gain_s
     why = f"{_why(draft, plan)}: {_shares(plan, plans[taken.remedy])}"
-    if len(changes) >= MAX_CHANGES:
-        _tell_why_not(draft, plan, f"shares were changed {len(changes)} times within an hour")
-        return
     target = replace(plans[taken.remedy], reason=why)
     change = Rebalance(
         remedy=taken.remedy, plan=target, why=why, before_s=step_s, expected_s=expected_s, pause_s=taken.pause_s

@@ -10,7 +10,7 @@ from orchestrator.detection.straggler import Track
 from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId
-from orchestrator.domain.job import TERMINAL, Incident, JobRecord, JobState
+from orchestrator.domain.job import TERMINAL, Incident, JobRecord, JobState, Paused
 from orchestrator.domain.protocol import HostRequest
 from orchestrator.domain.status import status_of
 from orchestrator.jobs.transitions import check
@@ -98,6 +98,8 @@ class Draft:
 
     def become(self, state: JobState) -> None:
         self.set(state=check(self.record.state, state))
+        if isinstance(state, Paused) and self.record.started_at is not None and self.record.paused_since is None:
+            self.set(paused_since=self.now)
 
     def emit(self, effect: Effect) -> None:
         identity = EffectId(f"{self.record.id}:{self.record.next_effect}")

@@ -195,6 +195,8 @@ def now_running(draft: Draft) -> None:
     draft.set(
         plans=plans,
         started_at=draft.record.started_at or draft.now,
+        paused_s=draft.record.paused_until(draft.now),
+        paused_since=None,
         last_step_at=None,
     )
     plan = {"plan": encode(forming.plan)} if forming.plan.world_size <= MAX_TOLD_RANKS else {}

@@ -112,13 +112,18 @@ def host_said(draft: Draft, said: HostSaid) -> None:
             fault_carried_out(draft, said.event)
         case HostFailed(message=message, log_tail=tail):
             fault = host_failure(node, said.event, draft.now)
-            # What somebody did to a host that starts is not the program's doing: then another node is tried.
-            if isinstance(draft.state, Starting) and not draft.record.incidents and not fault.is_external:
+            # What somebody did to a host that starts is not the program's doing: then another node is tried. Nor is it
+            # where the job has trained: it was paused, and its checkpoint waits for a host that starts.
+            if isinstance(draft.state, Starting) and _has_done_nothing(draft) and not fault.is_external:
                 stop(draft, Failed(at=draft.now, message=f"the host on {node} failed: {message}", log_tail=tail))
             else:
                 _host_seen_lost(draft, node, fault, False)
         case _:
             assert_never(said.event)
+
+
+def _has_done_nothing(draft: Draft) -> bool:
+    return draft.record.started_at is None and not draft.record.incidents
 
 
 def _look_at_canary(draft: Draft) -> None:
@@ -266,7 +271,7 @@ def _give_up_on_slow_hosts(draft: Draft) -> None:
     if state.forming is None:
         return
     slow = {d.node for d in state.forming.plan.devices if d not in state.forming.addresses}
-    if isinstance(state, Starting) and slow == set(state.forming.plan.nodes):
+    if isinstance(state, Starting) and draft.record.started_at is None and slow == set(state.forming.plan.nodes):
         stop(draft, Failed(at=draft.now, message=f"{', '.join(sorted(slow))} did not become ready in time"))
         return
     for node in sorted(slow):

@@ -58,7 +58,7 @@ def _reconsider(draft: Draft) -> None:
     costs = _costs(record)
     if costs is None:
         return
-    observed_s = max(0.0, draft.now - (record.started_at or draft.now))
+    observed_s = max(0.0, draft.now - (record.started_at or draft.now) - record.paused_until(draft.now))
     rate = failure_rate(sum("checkpoint" in one.source for one in record.incidents), observed_s)
     best = choose(costs, rate, policy=spec.policy, every=None if spec.every == "auto" else spec.every)
     now, then = pacing_of(record), Pacing(every=best.every, is_journal=best.policy == "journal")

@@ -26,6 +26,7 @@ def pause(draft: Draft) -> None:
     if isinstance(state, Paused | Stopping) or record.pause is not None:
         if record.pause is not None and record.pause.resumes:
             draft.set(pause=replace(record.pause, resumes=False))
+            draft.say("pausing", "it is to pause after all")
         return
     draft.set(pause=Pause())
     if isinstance(state, Queued):
@@ -43,12 +44,11 @@ def resume(draft: Draft) -> None:
     if isinstance(state, Paused):
         draft.become(Queued(reason=PLANNING))
         draft.say("resumed", f"it goes on from step {record.committed}")
-    elif record.pause is not None and record.pause.told:
+    elif record.pause is not None and not _is_told(draft, record.pause):
+        _need_not(draft)
+    elif record.pause is not None and not record.pause.resumes:
         draft.set(pause=replace(record.pause, resumes=True))
-        draft.say("resumed", "it has been told to pause already, and goes on once that is done")
-    elif record.pause is not None:
-        draft.set(pause=None, considered=frozenset())
-        draft.say("resumed", "it need not pause")
+        draft.say("resumed", "its ranks have been told to rest already; it goes on once that is done")
 
 
 def rest_where_asked(draft: Draft) -> None:
@@ -61,13 +61,15 @@ def rest_where_asked(draft: Draft) -> None:
         draft.say("paused", f"paused at step {record.committed}; nothing was held")
     elif not isinstance(state, Running) or state.finished:
         return
+    elif wish.told != state.generation and wish.resumes:
+        _need_not(draft)  # those who had been told have gone
     elif wish.told != state.generation:
-        draft.set(pause=Pause(told=state.generation, resumes=wish.resumes))
+        draft.set(pause=Pause(told=state.generation))
         device = state.plan.devices[0]
         draft.call(device.node, SaveSoon(generation=state.generation, device=device, rests=True))
     elif wish.step is not None and record.checkpoint is not None and record.checkpoint.step >= wish.step:
         stop(draft, Paused(at=draft.now))
-    elif wish.step is not None and wish.failed == wish.step:
+    elif wish.step is not None and wish.failed is not None and wish.failed >= wish.step:
         _train_on(draft, wish)
 
 
@@ -81,10 +83,21 @@ def rank_rests(draft: Draft, said: RankFinished) -> None:
 
 
 def rest_came_to_nothing(draft: Draft, step: Step, message: str) -> None:
-    """A checkpoint of this step could not be made."""
+    """A checkpoint of this step could not be made. Of several the last counts: none follows the one they rest after."""
     wish = draft.record.pause
-    if wish is not None and wish.told:
+    if wish is not None and wish.told and step > (wish.failed or 0):
         draft.set(pause=replace(wish, failed=step, why=message))
+
+
+def _is_told(draft: Draft, wish: Pause) -> bool:
+    """Its ranks may rest any moment, and a vote cannot be taken back; those of another generation know nothing yet."""
+    state = draft.state
+    return isinstance(state, Stopping) or (isinstance(state, Running) and wish.told == state.generation)
+
+
+def _need_not(draft: Draft) -> None:
+    draft.set(pause=None, considered=frozenset())
+    draft.say("resumed", "it need not pause")
 
 
 def _train_on(draft: Draft, wish: Pause) -> None:

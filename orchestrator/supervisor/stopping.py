@@ -62,8 +62,10 @@ def _end(draft: Draft, outcome: Outcome) -> None:
     word = _word(outcome)
     if isinstance(outcome, Paused):
         resumes = draft.record.pause is not None and draft.record.pause.resumes
+        # Devices are measured anew when it goes on, perhaps others.
+        draft.set(stragglers={}, rebalance=None, is_rebalanced=False)
         draft.set(pause=None, save_asked=None, save_rests=False, save_failures=0, unsaved=(), last_step_at=None)
-        draft.say("paused", f"paused at step {draft.record.committed}, which is saved; no device is held")
+        draft.say("paused", f"paused at step {draft.record.committed}, which is saved")
         if resumes:
             draft.become(Queued(reason=PLANNING))
     elif isinstance(outcome, Failed):

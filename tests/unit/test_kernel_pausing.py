@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from orchestrator.domain.events import CancelRequested, CheckpointFailed, HostClosed, PauseRequested, ResumeRequested
+from orchestrator.domain.events import (
+    CancelRequested,
+    CheckpointFailed,
+    DeadlinePassed,
+    HostClosed,
+    PauseRequested,
+    ResumeRequested,
+)
 from orchestrator.domain.ids import Step
 from orchestrator.domain.job import Cancelled, Cause, JobStatus, Paused, Queued, Reforming, Running, Starting, Stopping
-from orchestrator.domain.protocol import CloseHost, FromCheckpoint, RankFinished, SaveSoon
+from orchestrator.domain.protocol import CloseHost, FromCheckpoint, HostFailed, RankFinished, SaveSoon
 from orchestrator.domain.status import aside_of, status_of
 from tests.builders import JOB, Bench, a_spec
 from tests.recovering import holding, trained
@@ -71,6 +78,12 @@ def test_one_that_cannot_be_saved_trains_on_with_what_is_in_memory() -> None:
     assert bench.record.committed == 5 and incident.rolled_back == 0 and not bench.record.failures
 
 
+def test_an_earlier_failure_told_later_hides_nothing() -> None:
+    bench = resting(trained().tell(PauseRequested(job=JOB)), 4)
+    failed = [CheckpointFailed(job=JOB, step=Step(step), message="no space left") for step in (4, 3)]
+    assert isinstance(bench.tell(*failed).state, Reforming)
+
+
 def test_a_rank_lost_meanwhile_is_recovered_from_first() -> None:
     bench = trained().tell(PauseRequested(job=JOB))
     bench.exited(bench.device(3)).prepared().all_report(holding(3)).ready()
@@ -95,6 +108,39 @@ def test_resumed_before_it_was_told_it_never_pauses_and_after_that_it_goes_on_at
     late = resting(trained().tell(PauseRequested(job=JOB)).tell(ResumeRequested(job=JOB)), 4).saved(4).checkpoint(4)
     assert isinstance(closed(late).state, Queued)
     assert isinstance(late.planned().state, Starting)
+
+
+def test_resumed_and_then_its_generation_ends_the_next_one_is_not_told() -> None:
+    told = trained().tell(PauseRequested(job=JOB))
+    before = told.tell(ResumeRequested(job=JOB)).exited(told.device(3))
+    lost = trained().tell(PauseRequested(job=JOB))
+    after = lost.exited(lost.device(3)).tell(ResumeRequested(job=JOB))
+    for bench in (before, after):
+        bench.prepared().all_report(holding(3)).ready().passed(4)
+        assert isinstance(bench.state, Running) and bench.record.pause is None and not bench.calls(SaveSoon)
+
+
+def test_a_resumed_job_whose_host_does_not_start_is_not_failed() -> None:
+    for goes_wrong in (HostFailed(message="no space left on /tmp"), None):
+        bench = paused().tell(ResumeRequested(job=JOB)).planned()
+        state = bench.state
+        assert isinstance(state, Starting)
+        if goes_wrong is not None:
+            bench.said(state.forming.plan.nodes[0], goes_wrong)
+        else:
+            bench.tell(DeadlinePassed(job=JOB, key=f"open:{state.forming.generation}"))
+        assert isinstance(bench.state, Reforming | Queued) and bench.ended is None
+        assert bench.record.checkpoint is not None and bench.record.committed == 4
+
+
+def test_what_it_was_paused_for_counts_until_it_trains_again() -> None:
+    bench = paused()
+    bench.now += 3600
+    bench.tell(ResumeRequested(job=JOB)).planned().opened()
+    bench.now += 60
+    bench.prepared().ready()
+    assert isinstance(bench.state, Running) and bench.record.paused_since is None
+    assert 3660 <= bench.record.paused_s < 3662
 
 
 def test_a_cancel_counts_at_any_time() -> None:

@@ -143,3 +143,9 @@ def test_trouble_of_a_stores_own_library_is_one_of_a_disk(bucket: Path, monkeypa
     monkeypatch.undo()
     assert manifest.latest(bucket) is None
     assert job.is_right(job.commit(1, 1, shards)), "it is tried again"
+
+
+def test_a_place_with_odd_letters_is_searched_as_it_is_called(bucket: Path) -> None:
+    folder = place(f"{bucket}[1]/j")
+    (folder / "step-1").write_bytes(b"x")
+    assert [found.name for found in folder.glob("step-*")] == ["step-1"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.domain.ids import Device, Generation, NodeId
+from worker.logs import tail
 from worker.seat import Seat, open_seat
-from worker.understudies import MAX_LOST, Understudies
+from worker.understudies import MAX_LOST, PATIENCE_S, Understudies
 
 A, B = Device(NodeId("n0"), 0), Device(NodeId("n0"), 1)
 
@@ -23,10 +25,9 @@ class Forks:
         self._folder = folder
 
     def fork(self, device: Device) -> Seat:
-        seat, fds = open_seat(1 + len(self.seats), device, Generation(0), "127.0.0.1", self._folder)
+        seat, fds = open_seat(1 + len(self.seats), device, Generation(0), "127.0.0.1", self._folder, is_understudy=True)
         for fd in fds:
             os.close(fd)
-        seat.is_understudy = True
         seat.pid = 100 + len(self.seats)
         self.seats.append(seat)
         return seat
@@ -71,6 +72,35 @@ def test_who_is_not_wanted_any_more_is_ended_and_counts_as_no_loss(forks: Forks)
         understudies.lose(seat)
     understudies.keep([A])
     assert forks.seats[-1].device == A and not forks.seats[-1].doomed
+
+
+def test_a_long_log_is_turned_over_under_nobody_who_lives_and_the_successor_writes_to_the_one_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.logs.MAX_LOG_BYTES", 64)
+    path = tmp_path / "n0-0.log"
+    path.write_text("long ago\n" * 20)
+    seat, (*others, log, one, two) = open_seat(1, A, Generation(0), "127.0.0.1", tmp_path, is_understudy=True)
+    assert path.stat().st_size == 180, "its rank may be writing"
+    seat.take_over(Generation(2))
+    os.write(log, b"an error\n")
+    assert tail(path, since=seat.log_start) == ("an error",)
+    assert path.with_name("n0-0.log.1").read_text().endswith("long ago\n") and path.stat().st_size == 9
+    for fd in (*others, log, one, two):
+        os.close(fd)
+    seat.close()
+
+
+def test_one_that_does_not_get_ready_is_ended_and_makes_way(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    understudies = Understudies(forks.fork)
+    understudies.keep([A, B])
+    late = time.monotonic() + PATIENCE_S + 1
+    monkeypatch.setattr("worker.understudies.time.monotonic", lambda: late)
+    understudies.keep([A, B])
+    assert not forks.seats[0].is_living and len(forks.seats) == 1
+    understudies.lose(forks.seats[0])
+    understudies.keep([B])
+    assert [seat.device for seat in forks.seats] == [A, B]
 
 
 def test_where_they_keep_ending_no_more_are_forked(forks: Forks) -> None:

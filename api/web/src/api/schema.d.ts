@@ -1101,8 +1101,9 @@ export interface components {
          * GoodputView
          * @description Where a job's time went since it was submitted, in seconds; causes add up to wall_s.
          *
-         *     training: steps that count. start: until the first generation trained. run_again: steps that were committed and rolled
-         *     back. The others are causes of incidents (rank_lost, grow, ...) with what their pauses cost.
+         *     training: steps that count. start: until the first generation trained. paused: by its owner, until it trained again.
+         *     run_again: steps that were committed and rolled back. The others are causes of incidents (rank_lost, grow, ...) with
+         *     what their pauses cost.
          */
         GoodputView: {
             /** Causes */
