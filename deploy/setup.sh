@@ -29,3 +29,12 @@ if [ "${#missing[@]}" -gt 0 ] && command -v apt-get >/dev/null && [ "$(id -u)" =
   { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >/dev/null 2>&1 ||
     echo "${missing[*]} not to be had from apt; tests that need them are skipped, and the bundled Redis serves" >&2
 fi
+
+# Checks the alert rules. Only the tool: the package would start a server.
+if ! command -v promtool >/dev/null && [ ! -x "$venv/bin/promtool" ] && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+  unpacked="$(mktemp -d)" tools="$(cd "$venv/bin" && pwd)"
+  (cd "$unpacked" && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } &&
+    dpkg -x prometheus_*.deb . && cp usr/bin/promtool "$tools/") >/dev/null 2>&1 ||
+    echo "promtool is not to be had from apt; the test that needs it is skipped" >&2
+  rm -rf "$unpacked"
+fi

@@ -326,14 +326,15 @@ class Client:
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
-    """The mapping in a .yaml, .yml or .json job file, its relative paths made absolute. Raises Refused."""
+    """The mapping in a .yaml, .yml, .toml or .json job file, its relative paths made absolute. Raises Refused."""
     try:
         text = path.read_text("utf-8")
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise Refused(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
-    body = load_mapping(text, "application/json" if path.suffix == ".json" else "application/yaml")
+    kind = {".json": "application/json", ".toml": "application/toml"}.get(path.suffix, "application/yaml")
+    body = load_mapping(text, kind)
     data, folder = body.get("data"), path.resolve().parent
     checkpoint = body.get("checkpoint")
     for name in ("path", "local", "restore_from"):
