@@ -19,9 +19,10 @@ $(STAMP): pyproject.toml deploy/setup.sh hatch_build.py $(WEB)
 demo: $(STAMP)  ## The main job: train, lose a node, recover, get a node back, finish.
 	$(BIN)/python -m deploy.demo
 
-# What is computed or served runs two files at a time; whatever trains has the machine to itself. Both run in any case.
+# What is computed or served, and ranks no clock is held to, run two files at a time; whatever else trains has the machine
+# to itself. Both run in any case.
 COMPUTED := tests/unit tests/sim
-BESIDE := $(COMPUTED) tests/contract tests/service
+BESIDE := $(COMPUTED) tests/contract tests/service tests/ranks
 PAIRED := --numprocesses 2 --dist loadfile
 
 test: $(STAMP)  ## Every test.
