@@ -8,7 +8,7 @@ WEB := $(shell find api/web -name node_modules -prune -o -type f -print)
 # Node is a PyPI wheel; its npm finds it by the path.
 NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix api/web
 
-.PHONY: setup demo test soak lint check format client clean
+.PHONY: setup demo test soak lint lint-python lint-web check format client clean
 
 setup: $(STAMP)
 
@@ -32,11 +32,15 @@ test: $(STAMP)  ## Every test.
 soak: $(STAMP)  ## Hundreds of random faults on one job, compared with its undisturbed twin.
 	$(BIN)/python -m benchmarks.chaos --json --faults 200
 
-lint: $(STAMP)
+lint: lint-python lint-web
+
+lint-python: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lint-web: $(STAMP)
 	[ "$${EVERSTEP_SKIP_DASHBOARD:-0}" = 1 ] || $(NPM) run --silent check
 
 check: lint  ## The fast gate, a minute or two.
