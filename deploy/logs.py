@@ -26,6 +26,7 @@ def configure(settings: LogSection, component: str) -> None:
 
     def named(_: Any, __: str, event: EventDict) -> EventDict:
         event.setdefault("component", component)
+        event.pop("color_message", None)  # uvicorn's, the same again with colours
         return event
 
     def blotted(_: Any, __: str, event: EventDict) -> EventDict:

@@ -90,8 +90,7 @@ class Client:
         cursor: str | None = None
         while True:
             page = self.jobs(state=state, limit=200, cursor=cursor)
-            for one in page.jobs:
-                yield one
+            yield from page.jobs
             if (cursor := page.next_cursor) is None:
                 return
 
@@ -181,8 +180,7 @@ class Client:
         since, page = BEGINNING, 10000
         while True:
             steps = self.metrics(job, since, page)
-            for one in steps:
-                yield one
+            yield from steps
             if len(steps) < page:
                 return
             since = steps[-1].id
