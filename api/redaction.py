@@ -17,7 +17,8 @@ _HARMLESS = re.compile(r"(?:_file|_path|_id|_type|s_per_s|_name)$", re.IGNORECAS
 _URL_LOGIN = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@:]*:[^/\s@]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
 _ASSIGNED = re.compile(
-    r"(?i)\b([A-Z0-9_]*(?:password|passwd|secret|token|api_?key|access_?key)[A-Z0-9_]*)(\s*[=:]\s*)(?!\[redacted\])[^\s,;\"']{4,}"
+    r"(?i)(?<![A-Z0-9])((?:[A-Z0-9]+[_-])*(?:passwd|password|passphrase|secret|token|api_?key|access_?key)(?:[_-][A-Z0-9]+)*)"
+    r"([\"']?\s*[=:]\s*[\"']?)(?!\[redacted\])[^\s,;\"']{4,}"
 )
 
 

@@ -10,7 +10,7 @@ import typer
 
 from api.client.errors import ClientError
 
-from . import adopt, chaos, checkpoints, cluster, config, jobs, plans, service, verbs
+from . import adopt, bundle, chaos, checkpoints, cluster, config, jobs, plans, service, top, verbs
 from .session import DEFAULT_STATE_DIR, Guarded, Session, out, print_json, session_of
 
 app = typer.Typer(
@@ -65,5 +65,7 @@ cluster.register(app)
 checkpoints.register(app)
 adopt.register(app)
 chaos.register(app)
+top.register(app)
+bundle.register(app)
 config.register(app)
 service.register(app)

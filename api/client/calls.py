@@ -157,7 +157,7 @@ def add_node(kind: str, num_devices: int, labels: Mapping[str, str] | None, coun
 
 
 def node_verb(node: str, name: Literal["cordon", "uncordon", "drain", "release"]) -> Call[AcceptedView]:
-    body = {} if name == "drain" else None
+    body: dict[str, Any] | None = {} if name == "drain" else None
     return Call(method="POST", path=f"{node_path(node)}:{name}", read=one(AcceptedView), body=body)
 
 

@@ -1,4 +1,4 @@
-"""A handle to one job: `job = client.run("job.yaml"); job.wait()`. Holds an id and a client, nothing that could be stale."""
+"""A handle to one job: `job = client.run("job.yaml"); job.wait()`. Holds an id and a client: nothing that gets stale."""
 
 from __future__ import annotations
 
