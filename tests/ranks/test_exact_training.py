@@ -21,7 +21,7 @@ from orchestrator.domain.protocol import FromCheckpoint, FromSeed, Restore
 from orchestrator.domain.spec import CheckpointSpec, JobSpec
 from worker.reference import run
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 EXACT = replace(SPEC, train=replace(SPEC.train, exact=True))
 RECOMPUTED_BF16: dict[str, Any] = {"dtype": "bf16", "activation_checkpointing": True}
