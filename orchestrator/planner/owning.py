@@ -47,6 +47,8 @@ def with_shares(
     """
     made = {device: _kind(kinds[device], table, (speeds or {}).get(device.node, 1.0)) for device in plan.devices}
     seen = _Seen(plan, spec, profile, made)
+    if min(seen.rooms.values()) < 0.0:
+        return None  # copies and activations alone are too much
     alike = [[seen.amounts[part] / seen.number(part) for part in range(one.first, one.last)] for one in seen.holders]
     fits = seen.fits(alike)
     found = spread(seen.amounts, seen.holders)

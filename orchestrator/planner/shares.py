@@ -91,8 +91,7 @@ def fill_water(room: Sequence[float], rates: Sequence[float], amount: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """`count` alike that hold the parts first..last-1: each has `room` of what it may take of them, and takes `rate` of it a
-    second."""
+    """`count` alike that hold the parts first..last-1. Each has `room` for what it takes of them, `rate` of it a second."""
 
     first: int
     last: int
