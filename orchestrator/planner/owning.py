@@ -172,7 +172,7 @@ def _kind(name: str, table: Mapping[str, DeviceKind], speed: float) -> DeviceKin
 
 
 def _seconds(kind: DeviceKind, replicas: int, rules: Rules) -> float:
-    """Of a step, for a parameter that is owned: it is updated, and mirrored; the others send its gradient and get it back."""
+    """Of a step, for a parameter that is owned: updated, mirrored, its gradient taken from all others, its weight sent."""
     c = Constants()
     passed = 2.0 * rules.mirrors + 2.0 * 2.0 * (replicas - 1) * c.exposed_share
     return c.optimizer_bytes * (1 + rules.mirrors) / (kind.memory_gb_s * 1e9) + passed / (
