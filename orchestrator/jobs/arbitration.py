@@ -135,7 +135,7 @@ class _Round:
         self.num_kept = 0
         """Of those, free now."""
         self.head: JobId | None = None
-        self._needs: dict[tuple[Need, int, frozenset[NodeId]], Need | None] = {}
+        self._needs: dict[tuple[Need, int, int, frozenset[NodeId]], Need | None] = {}
 
     def run(self) -> Arbitration:
         for claim in self.claims:
@@ -187,14 +187,14 @@ class _Round:
 
     def _need(self, claim: Claim, mine: Mapping[Device, int]) -> Need | None:
         """What it has to get; None where the cluster has not even what it asked for."""
-        key = claim.need, claim.floor, claim.shuns
+        key = claim.need, claim.floor, claim.limit, claim.shuns
         if mine or key not in self._needs:
             anything = {device: 0 for device in self.devices if device.node not in claim.shuns} | mine
             most = capacity(anything, claim.need, self.devices)
             limit = claim.limit or most
             is_enough = most >= claim.need.num_devices <= limit
             found = replace(claim.need, least=max(claim.need.least, min(claim.floor, most, limit))) if is_enough else None
-            if mine or claim.limit:
+            if mine:
                 return found
             self._needs[key] = found
         return self._needs[key]

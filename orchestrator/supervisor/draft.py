@@ -29,8 +29,8 @@ class Draft:
     """Mutable, and alive for one kernel step only.
 
     now: wall clock, for people. free_for: devices of reachable nodes that the arbiter grants the job and nobody else holds,
-    its own included; asked each time, because jobs that are worked on in the same step claim and free devices. num_devices: of
-    each node that is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
+    its own included; asked each time, because jobs that are worked on in the same step claim and free devices. num_devices:
+    of each node that is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
     ward: what is held against devices, of all jobs. draining: nodes that jobs are to leave. tracks: how fast devices have
     been seen to be. everything: devices of the cluster that jobs may be placed on.
     """

@@ -71,7 +71,7 @@ def rest_where_asked(draft: Draft) -> None:
     elif wish.told != state.generation and wish.resumes:
         _need_not(draft)  # those who had been told have gone
     elif wish.told != state.generation:
-        draft.set(pause=Pause(told=state.generation))
+        draft.set(pause=Pause(told=state.generation, preempted=wish.preempted))
         device = state.plan.devices[0]
         draft.call(device.node, SaveSoon(generation=state.generation, device=device, rests=True))
     elif wish.step is not None and record.checkpoint is not None and record.checkpoint.step >= wish.step:

@@ -16,6 +16,7 @@ from orchestrator.jobs.arbitration import Allotment
 from .draft import Draft
 from .joining import drop_join
 from .moving import look_again
+from .pausing import rest_where_asked
 
 
 def make_room(draft: Draft, allotment: Allotment | None) -> None:
@@ -41,6 +42,7 @@ def _put_aside(draft: Draft, allotment: Allotment) -> None:
         f"{why}; it makes one more step, saves it, and goes on by itself once there is room",
         to=allotment.yields_to,
     )
+    rest_where_asked(draft)
 
 
 def _yield(draft: Draft, allotment: Allotment) -> None:
