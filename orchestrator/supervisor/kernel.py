@@ -30,6 +30,7 @@ from orchestrator.domain.events import (
     HostLost,
     HostSaid,
     Input,
+    InstantCame,
     JobSubmitted,
     NodeRequested,
     NodesSeen,
@@ -225,6 +226,8 @@ class _Cycle:
             case QuotaRequested(project=project, max_devices=max_devices):
                 self.projects[project] = Project(name=project, max_devices=max_devices)
                 return
+            case InstantCame():
+                return  # what hangs on it is looked at in every step
         if one.job not in self.jobs:
             return  # late news of a job that has ended
         draft = self._draft(one.job)
