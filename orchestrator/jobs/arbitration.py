@@ -185,7 +185,7 @@ class _Round:
         else:
             self._keep(claim, need, mine)
 
-    def _need(self, claim: Claim, mine: Mapping[Device, int]) -> Need | None:
+    def _need(self, claim: Claim, mine: dict[Device, int]) -> Need | None:
         """What it has to get; None where the cluster has not even what it asked for."""
         key = claim.need, claim.floor, claim.limit, claim.shuns
         if mine or key not in self._needs:
@@ -262,7 +262,7 @@ class _Round:
 
     # --- no minimum -------------------------------------------------------------------------------------------------------
 
-    def _keep(self, claim: Claim, need: Need, mine: Mapping[Device, int]) -> None:
+    def _keep(self, claim: Claim, need: Need, mine: dict[Device, int]) -> None:
         """It has to wait. The first such job keeps what it will run on, as far as that becomes free."""
         if len(self.waits) >= MAX_TOLD and self.head is not None:
             self._wait(claim, WaitReason.BUSY, f"waits for {need.num_devices} devices, after many others")

@@ -134,7 +134,7 @@ def crowd(seed: int) -> Scenario:
             )
         )
     gentle = seed % 2 == 0
-    troubles = (Trouble.PRIORITY, Trouble.RESIZE, Trouble.PAUSE, Trouble.KILL_RANK, Trouble.CORDON)
+    troubles: tuple[Trouble, ...] = (Trouble.PRIORITY, Trouble.RESIZE, Trouble.PAUSE, Trouble.KILL_RANK, Trouble.CORDON)
     if not gentle:
         troubles = (*troubles, Trouble.KILL_NODE, Trouble.CRASH_SUPERVISOR, Trouble.CRASH_AFTER_COMMIT, Trouble.ADD_NODE)
     return Scenario(

@@ -151,7 +151,7 @@ def queue_of(
     records: Iterable[JobRecord], arbitration: Arbitrated | None, taken: Callable[[JobId], frozenset[Device]]
 ) -> tuple[Waiting, ...]:
     """The queue as readers see it. taken: what others hold, to a job."""
-    found = []
+    found: list[Waiting] = []
     waiting = [record for record in records if isinstance(record.state, Probing | Queued)]
     for record in sorted(waiting, key=lambda one: (-one.priority, one.created_at, one.id))[:MAX_WAITING]:
         allotment = arbitration.allotment(record.id) if arbitration else None
