@@ -44,7 +44,7 @@ class RedisDesk:
         self._clients = RedisClients(address, timeout_s)
         self._history_cap = history_cap
         self._tails = Tails[HistoryEntry | StepRecord | Gap](self._read_both, self._wait_for_more, self._end_of)
-        self._decoded: OrderedDict[JobId, tuple[bytes, JobRecord]] = OrderedDict()
+        self._decoded: OrderedDict[JobId, tuple[bytes | str, JobRecord]] = OrderedDict()
 
     async def close(self) -> None:
         await self._clients.close()
@@ -92,7 +92,7 @@ class RedisDesk:
         jobs = tuple(self._decode(id, data) for id, data in zip(ids, records, strict=True) if data)
         return Page(jobs=jobs, next_cursor=more)
 
-    def _decode(self, job: JobId, data: bytes) -> JobRecord:
+    def _decode(self, job: JobId, data: bytes | str) -> JobRecord:
         """Most of what is asked for again has not changed, and comparing it costs a hundredth of decoding it."""
         known = self._decoded.get(job)
         if known is None or known[0] != data:
