@@ -14,13 +14,13 @@ from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rungs import Rung
 from orchestrator.recovery.ladder import HORIZON_S
 
-from .balancing import slow_nodes
 from .draft import Draft
 from .forming import begin_forming, open_host
 from .joining import advance_join, drop_join
 from .laddering import nothing_fits, planned
 from .moving import cannot_move, why_move
 from .sparing import reserved
+from .speeds import slow_nodes, stage_times
 from .stopping import stop
 
 
@@ -122,6 +122,7 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
                     running=running,
                     lost=its_kinds,
                     speeds=speeds,
+                    measured=stage_times(draft),
                     horizon_steps=HORIZON_S / (record.typical_step_s or 1.0) if running else 0.0,
                 )
             )
