@@ -54,7 +54,7 @@ def cost_of(request: ChoosePlan, plan: Plan) -> float:
 
 
 def least_cost(request: ChoosePlan) -> float | None:
-    """The same of the rectangular plan that would be chosen, not asking whether it fits memory; None where there is none."""
+    """The same of the rectangular plan that would be chosen, whether it fits memory or not; None where there is none."""
     if request.spec.train.exact is True and len(kinds := _kinds(request)) > 1:
         request = replace(request, devices=tuple((d, kind) for d, kind in request.devices if kind == kinds[0]))
     sizes = [len(island) for island in _islands(request)]

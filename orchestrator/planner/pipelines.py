@@ -213,7 +213,7 @@ def layer_times(
     speed: float = 1.0,
     span: int = 0,
 ) -> list[LayerTime]:
-    """Of every layer on a kind: as it was seen where it was, else as the model says. kind: with `speed` in its rates already."""
+    """Of every layer on a kind: as it was seen where it was, else as the model says. kind: with `speed` in its rates."""
     factor = measured.factors.get(kind.name, 1.0)
     seen = measured.layers.get((kind.name, tp, samples))
     if seen is not None:
