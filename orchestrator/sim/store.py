@@ -1,4 +1,4 @@
-"""The store as supervisors see it: one atomic write, fenced by the term. Records are kept encoded, as the real one does."""
+"""The store as supervisors see it: one atomic write, fenced by the term. What is loaded has been encoded, as by the real one."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class SimStore:
         self.quarantine: tuple[Quarantine, ...] = ()
         self.cordons: tuple[Cordon, ...] = ()
         self.term = Term(0)
+        self.open = 0
+        """Jobs that have not ended."""
         self._checker = checker
-        self._encoded: dict[JobId, bytes] = {}
 
     def acquire(self) -> Term:
         self.term = Term(self.term + 1)
         return self.term
 
     def load(self) -> tuple[dict[JobId, JobRecord], int]:
-        jobs = {job: codec.loads(JobRecord, data) for job, data in self._encoded.items()}
-        return {job: record for job, record in jobs.items() if not isinstance(record.state, TERMINAL)}, self.cursor
+        live = {job: record for job, record in self.jobs.items() if not isinstance(record.state, TERMINAL)}
+        return {job: codec.loads(JobRecord, codec.dumps(record)) for job, record in live.items()}, self.cursor
 
     def commit(self, term: Term, commit: Commit) -> None:
         """Raises StaleTerm, Conflict."""
@@ -47,6 +48,6 @@ class SimStore:
         self._checker.committed(self.jobs, commit)
         for job, record in commit.jobs.items():
             self.jobs[job] = record
-            self._encoded[job] = codec.dumps(record)
+        self.open = sum(not isinstance(record.state, TERMINAL) for record in self.jobs.values())
         if commit.cursor is not None:
             self.cursor = int(commit.cursor)

@@ -10,7 +10,7 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import CommitCheckpoint
 from orchestrator.domain.events import CancelRequested, CheckpointNow, JobSubmitted, ReleaseRequested
 from orchestrator.domain.ids import Generation, JobId, NodeId, Step, Term
-from orchestrator.domain.job import TERMINAL, JobRecord, Reforming
+from orchestrator.domain.job import JobRecord, Reforming
 from orchestrator.domain.profile import Interval
 from orchestrator.domain.spec import JobSpec
 from orchestrator.recovery.retention import reads
@@ -243,6 +243,4 @@ class World(Place):
 
     @property
     def is_over(self) -> bool:
-        return len(self.store.jobs) == len(self.scenario.jobs) and all(
-            isinstance(record.state, TERMINAL) for record in self.store.jobs.values()
-        )
+        return not self.store.open and len(self.store.jobs) == len(self.scenario.jobs)

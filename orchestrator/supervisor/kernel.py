@@ -127,10 +127,15 @@ class _Cycle:
         self.tracks = state.tracks
         self.drafts: dict[JobId, Draft] = {}
         self.loose: list[Loose] = []
+        self._claims: dict[JobId, tuple[tuple[object, ...], frozenset[Device]]] = {}
+        self._free: dict[JobId, tuple[tuple[object, ...], frozenset[Device]]] = {}
+        self._sizes: tuple[object, dict[NodeId, int]] = None, {}
+        """Each with what it was worked out from: jobs ask for these many times in one step."""
 
     def run(self, inputs: Sequence[Input]) -> Stepped:
         for one in inputs:
             self._take(one)
+        nodes = {node.id: node for node in self.nodes or ()}
         for job in list(self.jobs):
             draft = self._draft(job)
             if not draft.is_over:
@@ -141,7 +146,6 @@ class _Cycle:
                 finish_if_done(draft)
                 rest_where_asked(draft)
             if not draft.is_over and self.nodes is not None:
-                nodes = {node.id: node for node in self.nodes}
                 want_spares(draft, nodes)
                 want_devices(draft, nodes)
                 leave_drained_hosts(draft)
@@ -150,7 +154,7 @@ class _Cycle:
         if self.nodes is not None:
             attend(self.ward, drafts, frozenset(self._num_devices()))
             self.loose += [KillNode(node=node) for node in self.cordons.settle(self.nodes or (), self._occupied())]
-        changed = {d.record.id: d.record for d in drafts if d.record != d.before}
+        changed = {d.record.id: d.record for d in drafts if d.record is not d.before and d.record != d.before}
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
         return Stepped(
             state=State(
@@ -293,22 +297,34 @@ class _Cycle:
         return {node.id: node.kind for node in self.nodes or ()}
 
     def _num_devices(self) -> dict[NodeId, int]:
-        return {node.id: node.num_devices for node in self.nodes or () if node.status is not NodeStatus.LOST}
+        if self._sizes[0] is not self.nodes:
+            there = {node.id: node.num_devices for node in self.nodes or () if node.status is not NodeStatus.LOST}
+            self._sizes = self.nodes, there
+        return self._sizes[1]
 
     def _free_for(self, job: JobId) -> frozenset[Device]:
         draft = self._draft(job)
-        mine = _claimed(draft.before) | _claimed(draft.record)
+        mine = self._claimed_by(job) if draft.before is draft.record else self._claimed_by(job) | _claimed(draft.before)
         if self.nodes is None:  # what it holds is all that it is known to have
             return mine - self.ward.out
-        closed = self.cordons.closed_to({device.node for device in mine})
-        taken = {
-            device
-            for other, record in self.jobs.items()
-            if other != job
-            for device in _claimed(self.drafts[other].record if other in self.drafts else record)
-        }
-        free = {d for node in self.nodes if node.status is NodeStatus.UP and node.id not in closed for d in node.devices()}
-        return frozenset(free - taken - self.ward.out)
+        closed = self.cordons.closed_to({device.node for device in mine}) if self.cordons.known else frozenset[NodeId]()
+        out, taken = self.ward.out, [self._claimed_by(other) for other in self.jobs if other != job]
+        key = (self.nodes, closed, out, *taken)
+        known = self._free.get(job)
+        if known is not None and len(known[0]) == len(key) and all(a is b or a == b for a, b in zip(known[0], key, strict=True)):
+            return known[1]
+        up = [node.devices() for node in self.nodes if node.status is NodeStatus.UP and node.id not in closed]
+        free = frozenset(device for devices in up for device in devices).difference(*taken, out)
+        self._free[job] = key, free
+        return free
+
+    def _claimed_by(self, job: JobId) -> frozenset[Device]:
+        record = self.drafts[job].record if job in self.drafts else self.jobs[job]
+        key = (record.pids, record.state, record.target, record.spares)
+        known = self._claims.get(job)
+        if known is None or any(a is not b for a, b in zip(known[0], key, strict=True)):
+            known = self._claims[job] = key, _claimed(record)
+        return known[1]
 
     def _occupied(self) -> frozenset[NodeId]:
         """Nodes on which any job has anything."""

@@ -71,7 +71,7 @@ def _warm_up_to(draft: Draft, plan: Plan, why: str) -> None:
 
 def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
     """Ask for a plan where one could be better than what there is, and move to a larger one that is ready."""
-    lost = draft.record.avoided - set(draft.num_devices)
+    lost = draft.record.avoided - draft.num_devices.keys()
     if lost:  # should they come back, they are new machines
         draft.set(avoided=draft.record.avoided - lost)
     _grow_if_warm(draft)
