@@ -152,7 +152,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         jobs=jobs,
         troubles=troubles,
         between_s=rng.choice((0.3, 1.0, 3.0)),
-        trouble_until_s=rng.uniform(8.0, 22.0),
+        trouble_until_s=rng.uniform(6.0, 16.0),
         gentle=gentle,
         starts=starts,
         saves=tuple(Random(f"saves {seed}").uniform(1.0, 30.0) for _ in range(4)) if seed % 10 == 8 else (),
@@ -177,7 +177,7 @@ def _job(rng: Random, number: int, devices: int, steps: int | None) -> JobSpec:
         program="causal_lm",
         data=DataSpec(files=("*.txt",)),
         train=TrainSpec(
-            steps=steps or rng.randint(24, 80),
+            steps=steps or rng.randint(16, 60),
             micro_batches=micro_batches,
             micro_batch_size=1,
             sequence=8,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.domain import codec
 from orchestrator.domain.cordon import Cordon
-from orchestrator.domain.errors import Conflict, StaleTerm
+from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import Command
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import TERMINAL, JobRecord
@@ -12,10 +12,11 @@ from orchestrator.domain.quarantine import Quarantine
 from orchestrator.ports import Commit
 
 from .checkers import Checker
+from .promises import Promises
 
 
 class SimStore:
-    def __init__(self, checker: Checker) -> None:
+    def __init__(self, checker: Checker, promises: Promises) -> None:
         self.jobs: dict[JobId, JobRecord] = {}
         self.commands: list[Command] = []
         self.cursor = 0
@@ -25,6 +26,7 @@ class SimStore:
         self.open = 0
         """Jobs that have not ended."""
         self._checker = checker
+        self._promises = promises
 
     def acquire(self) -> Term:
         self.term = Term(self.term + 1)
@@ -35,12 +37,10 @@ class SimStore:
         return {job: codec.loads(JobRecord, codec.dumps(record)) for job, record in live.items()}, self.cursor
 
     def commit(self, term: Term, commit: Commit) -> None:
-        """Raises StaleTerm, Conflict."""
+        """Raises StaleTerm."""
         if term != self.term:
             raise StaleTerm(f"term {term} has been replaced by {self.term}")
-        for job in commit.jobs:
-            if job in self.jobs and isinstance(self.jobs[job].state, TERMINAL):
-                raise Conflict(f"{job} is over")
+        self._promises.committed(term, self.jobs, commit)
         if commit.quarantine is not None:
             self.quarantine = codec.decode(tuple[Quarantine, ...], codec.encode(commit.quarantine))
         if commit.cordons is not None:
