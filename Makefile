@@ -8,7 +8,7 @@ WEB := $(shell find api/web -name node_modules -prune -o -type f -print)
 # Node is a PyPI wheel; its npm finds it by the path.
 NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix api/web
 
-.PHONY: setup demo test soak soak-sim lint check format client clean
+.PHONY: setup demo test soak soak-sim lint lint-python lint-web check format client clean
 
 setup: $(STAMP)
 
@@ -19,9 +19,10 @@ $(STAMP): pyproject.toml deploy/setup.sh hatch_build.py $(WEB)
 demo: $(STAMP)  ## The main job: train, lose a node, recover, get a node back, finish.
 	$(BIN)/python -m deploy.demo
 
-# What is computed or served runs two files at a time; whatever trains has the machine to itself. Both run in any case.
+# What is computed or served, and ranks no clock is held to, run two files at a time; whatever else trains has the machine
+# to itself. Both run in any case.
 COMPUTED := tests/unit tests/sim
-BESIDE := $(COMPUTED) tests/contract tests/service
+BESIDE := $(COMPUTED) tests/contract tests/service tests/ranks
 PAIRED := --numprocesses 2 --dist loadfile
 
 test: $(STAMP)  ## Every test.
@@ -35,11 +36,15 @@ SEEDS ?= 100000
 soak-sim: $(STAMP)  ## The kernel in simulated worlds: every seed a cluster, its jobs and their faults. SEEDS=1000 FIRST=0 for fewer.
 	$(BIN)/python -m orchestrator.sim --seeds $(SEEDS) --first $(or $(FIRST),0) --jobs $$(nproc)
 
-lint: $(STAMP)
+lint: lint-python lint-web
+
+lint-python: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lint-web: $(STAMP)
 	[ "$${EVERSTEP_SKIP_DASHBOARD:-0}" = 1 ] || $(NPM) run --silent check
 
 check: lint  ## The fast gate, a minute or two.

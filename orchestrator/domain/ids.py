@@ -28,7 +28,7 @@ class Device(NamedTuple):
     """
 
     node: NodeId
-    index: int
+    index: int  # type: ignore[assignment]  # nobody looks for values in it
 
     def __str__(self) -> str:
         return f"{self.node}/{self.index}"

@@ -474,7 +474,7 @@ class JobRecord:
     """Those of them that are not used for a while, however well they answer."""
 
     def changed(self, changes: Mapping[str, object]) -> JobRecord:
-        """What dataclasses.replace gives, in a twentieth of the time: one event of a kernel step changes a record many times.
+        """What dataclasses.replace gives, in a twentieth of the time: one event changes a record many times.
 
         Raises TypeError for a field that there is not.
         """

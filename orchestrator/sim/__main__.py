@@ -29,8 +29,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10, help="run this many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--steps", type=int, help="training steps of every job, in place of what the seed says")
-    parser.add_argument("--trace", nargs="?", const="", metavar="FILE", help="print what happens as it happens, or write it")
-    parser.add_argument("--jobs", type=int, default=1, help="processes to run seeds in; only failures are told, and a count")
+    parser.add_argument(
+        "--trace", nargs="?", const="", metavar="FILE", help="print what happens as it happens, or write it"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes to run seeds in; only failures are told, and a count"
+    )
     parser.add_argument("--failover", action="store_true", help="one failure, the supervisor dies at every point")
     parser.add_argument("--dies-at", type=int, help="with --failover: at this point only")
     asked = parser.parse_args()

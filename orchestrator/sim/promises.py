@@ -1,4 +1,4 @@
-"""Promises about what is recorded, whatever happens outside: terms, settlements, ends, budgets, ledgers, and who is left alone.
+"""Promises about what is recorded, whatever happens outside: terms, settlements, ends, budgets, ledgers, who is left alone.
 
 Beside checkers.py, which knows what training has come to. It refuses to know how the kernel decides: each check is written
 from the promise, not from the code.

@@ -1,4 +1,4 @@
-"""The store as supervisors see it: one atomic write, fenced by the term. What is loaded has been encoded, as by the real one."""
+"""The store as supervisors see it: one atomic write, fenced by the term. What is loaded was encoded, as in the real one."""
 
 from __future__ import annotations
 

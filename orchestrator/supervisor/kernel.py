@@ -30,6 +30,7 @@ from orchestrator.domain.events import (
     HostLost,
     HostSaid,
     Input,
+    InstantCame,
     JobSubmitted,
     NodeRequested,
     NodesSeen,
@@ -200,6 +201,8 @@ class _Cycle:
             case CordonRequested() | UncordonRequested():
                 self._cordon(one)
                 return
+            case InstantCame():
+                return  # what hangs on it is looked at in every step
         if one.job not in self.jobs:
             return  # late news of a job that has ended
         draft = self._draft(one.job)
@@ -311,7 +314,7 @@ class _Cycle:
         out, taken = self.ward.out, [self._claimed_by(other) for other in self.jobs if other != job]
         key = (self.nodes, closed, out, *taken)
         known = self._free.get(job)
-        if known is not None and len(known[0]) == len(key) and all(a is b or a == b for a, b in zip(known[0], key, strict=True)):
+        if known is not None and known[0] == key:
             return known[1]
         up = [node.devices() for node in self.nodes if node.status is NodeStatus.UP and node.id not in closed]
         free = frozenset(device for devices in up for device in devices).difference(*taken, out)
