@@ -66,7 +66,8 @@ class SimSupervisor:
         jobs, self._cursor = world.store.load()
         held = {one.device: one for one in world.store.quarantine}
         kept = {one.node: one for one in world.store.cordons}
-        self._state = State(jobs=jobs, root="/shared", quarantine=held, cordons=kept)
+        projects = {one.name: one for one in world.store.projects}
+        self._state = State(jobs=jobs, root="/shared", quarantine=held, cordons=kept, projects=projects)
         self._news: list[News] = []
         self._unsaved = Unsaved()
         self._turn: Timer | None = None
@@ -176,7 +177,7 @@ class SimSupervisor:
         self._set_timers_of(None, self._instants())
 
     def _instants(self) -> Mapping[str, float]:
-        return instants(self._state.cordons, self.world.clock.now + self._skew_s)
+        return instants(self._state.cordons, self._state.jobs.values(), self.world.clock.now + self._skew_s)
 
     def _set_timers(self, job: JobId, record: JobRecord | None) -> None:
         self._set_timers_of(job, deadlines(record) if record else {})

@@ -6,7 +6,7 @@ cluster waits for are instants of the wall clock (`instants`): people gave them,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.ids import Device, Generation, NodeId
@@ -23,6 +23,8 @@ SAVE_AGAIN_S, MAX_SAVE_AGAIN_S = 5.0, 300.0
 """For a checkpoint that was asked for and could not be made, doubled each time."""
 BAR_S, MAX_BAR_S = 10.0, 600.0
 """For a node that was given up because of its links, doubled each time: a link is not mended by forming anew over it."""
+UNSAVED_S = 60.0
+"""Before a job is put aside for another again that could not be saved when it was to be."""
 JOIN_S = 1800.0
 """Newcomers receive their state meanwhile; a source or a link that stalls is noticed long before, by its ends."""
 MAX_JOINS = 3
@@ -56,7 +58,7 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
     return {**found, **({f"{key}:later": looking.after_s} if looking.after_s else {key: LOOK_S})}
 
 
-def instants(cordons: Mapping[NodeId, Cordon], now: float) -> Mapping[str, float]:
+def instants(cordons: Mapping[NodeId, Cordon], jobs: Iterable[JobRecord], now: float) -> Mapping[str, float]:
     """key -> seconds until the cluster is to be looked at again; nothing that has passed already."""
     found = {}
     for node, one in cordons.items():
@@ -66,7 +68,19 @@ def instants(cordons: Mapping[NodeId, Cordon], now: float) -> Mapping[str, float
             found[f"goes:{node}:{one.deadline}"] = one.deadline - now
         if one.removed_at:
             found[f"gone:{node}:{one.removed_at}"] = one.removed_at + ASK_AGAIN_S - now
+    for record in jobs:
+        found |= {key: at - now for key, at in due(record).items()}
     return {key: seconds for key, seconds in found.items() if seconds > 0}
+
+
+def due(record: JobRecord) -> dict[str, float]:
+    """key -> wall clock of the deadlines that its owner gave it, those that are running."""
+    spec, turn, found = record.spec, record.turn, {}
+    if spec.start_by_s and record.started_at is None:
+        found[f"begin:{record.id}"] = record.created_at + spec.start_by_s
+    if spec.max_runtime_s and turn.held_since is not None:
+        found[f"end:{record.id}:{turn.held_since}"] = turn.held_since + spec.max_runtime_s - turn.held_s
+    return found
 
 
 def _of_state(record: JobRecord) -> Mapping[str, float]:
@@ -86,6 +100,8 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
                 found[f"save_again:{record.save_failures}"] = save_again_s(record.save_failures)
             if record.unreachable >= set(plan.nodes):
                 found.update(_isolated(record, generation))
+            if record.turn.unsaved_until:
+                found[f"unsaved:{record.turn.unsaved_until:.3f}"] = UNSAVED_S
             if any(not spare.is_ready or node in record.unreachable for node, spare in record.spares.items()):
                 found[f"spare:{generation}"] = OPEN_S
             if record.join is not None:

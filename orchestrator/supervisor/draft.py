@@ -10,7 +10,7 @@ from orchestrator.detection.straggler import Track
 from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId
-from orchestrator.domain.job import TERMINAL, Incident, JobRecord, JobState, Paused
+from orchestrator.domain.job import TERMINAL, Incident, JobRecord, JobState, Paused, Reforming, Running, Starting
 from orchestrator.domain.protocol import HostRequest
 from orchestrator.domain.status import status_of
 from orchestrator.jobs.transitions import check
@@ -28,11 +28,11 @@ MAX_WEIGHED = 4
 class Draft:
     """Mutable, and alive for one kernel step only.
 
-    now: wall clock, for people. free_for: devices of reachable nodes that no other job holds, this job's own included;
-    asked each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each node that
-    is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
+    now: wall clock, for people. free_for: devices of reachable nodes that the arbiter grants the job and nobody else holds,
+    its own included; asked each time, because jobs that are worked on in the same step claim and free devices. num_devices:
+    of each node that is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
     ward: what is held against devices, of all jobs. draining: nodes that jobs are to leave. tracks: how fast devices have
-    been seen to be.
+    been seen to be. everything: devices of the cluster that jobs may be placed on.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Draft:
         ward: Ward,
         draining: Callable[[], frozenset[NodeId]],
         tracks: Mapping[Device, Track] | None = None,
+        everything: Callable[[], frozenset[Device]] = frozenset,
     ) -> None:
         self.before = record
         self.record = record
@@ -56,6 +57,7 @@ class Draft:
         self.root = root
         self.ward = ward
         self._draining = draining
+        self._everything = everything
         self.tracks: Mapping[Device, Track] = tracks or {}
         self.paces: dict[Device, float] = {}
         """What ranks have said in this kernel step."""
@@ -71,6 +73,12 @@ class Draft:
     def usable(self) -> frozenset[Device]:
         free, barred = self._free_for(self.record.id), self.record.barred
         return frozenset(device for device in free if device.node not in barred) if barred else free
+
+    @property
+    def everything(self) -> frozenset[Device]:
+        """Devices that jobs may be placed on, whoever holds them, without those that this job does not use."""
+        shunned = self.record.barred | self.record.avoided
+        return frozenset(device for device in self._everything() if device.node not in shunned)
 
     @property
     def num_devices(self) -> Mapping[NodeId, int]:
@@ -97,10 +105,31 @@ class Draft:
     def set(self, **changes: Any) -> None:
         self.record = self.record.changed(changes)
 
+    def turn(self, **changes: Any) -> None:
+        """Of the record's `turn`."""
+        self.set(turn=replace(self.record.turn, **changes))
+
     def become(self, state: JobState) -> None:
         self.set(state=check(self.record.state, state))
-        if isinstance(state, Paused) and self.record.started_at is not None and self.record.paused_since is None:
-            self.set(paused_since=self.now)
+        self._count_time(isinstance(state, Starting | Running | Reforming))
+        if isinstance(state, Paused):
+            self.leave_queue()
+            if self.record.started_at is not None and self.record.paused_since is None:
+                self.set(paused_since=self.now)
+
+    def _count_time(self, holds: bool) -> None:
+        turn = self.record.turn
+        if holds and turn.held_since is None:
+            self.turn(held_since=self.now)
+        elif not holds and turn.held_since is not None:
+            self.turn(held_s=self.record.held_until(self.now), held_since=None)
+
+    def leave_queue(self) -> None:
+        """It is not put aside for others any more: it trains again, or its owner has paused it."""
+        turn = self.record.turn
+        if turn.is_preempted:
+            queued_s = self.record.queued_until(self.now)
+            self.turn(is_preempted=False, queued_s=queued_s, queued_since=None)
 
     def emit(self, effect: Effect) -> None:
         identity = EffectId(f"{self.record.id}:{self.record.next_effect}")

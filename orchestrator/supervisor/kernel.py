@@ -36,8 +36,10 @@ from orchestrator.domain.events import (
     NodesSeen,
     PauseRequested,
     PlanChosen,
+    PriorityRequested,
     ProgramProbed,
     ProgramRefused,
+    QuotaRequested,
     ReleaseRequested,
     ResizeRequested,
     ResumeRequested,
@@ -54,12 +56,11 @@ from orchestrator.domain.job import (
     JobRecord,
     Probing,
     Queued,
-    Reforming,
-    Running,
-    Starting,
 )
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project, Waiting
 
+from .arbitrating import Arbitrated, arbitrated, claimed, queue_of, standing
 from .asked import asked_came_to_nothing, checkpoint_now, save_where_asked
 from .balancing import balance
 from .cordons import Cordons
@@ -73,9 +74,11 @@ from .pausing import pause, rest_came_to_nothing, rest_where_asked, resume
 from .sparing import want_spares
 from .stopping import host_closed, stop
 from .testing import attend
+from .timing import keep_time
 from .training import finish_if_done
 from .wanting import plan_chosen, want_devices
 from .ward import Ward
+from .yielding import make_room, note_wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,12 @@ class State:
     """So do these."""
     tracks: Mapping[JobId, Mapping[Device, Track]] = field(default_factory=dict)
     """How fast devices have been seen to be: an observation, which is never stored."""
+    projects: Mapping[str, Project] = field(default_factory=dict)
+    """Those whose quota was ever set."""
+    queue: tuple[Waiting, ...] | None = None
+    """As readers were shown it last; None: not since this supervisor started."""
+    arbitrated: Arbitrated | None = None
+    """Who gets which devices, and of which state that is the answer: found out again by whoever starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +116,8 @@ class Stepped:
     nodes_changed: bool
     quarantine_changed: bool = False
     cordons_changed: bool = False
+    projects_changed: bool = False
+    queue_changed: bool = False
 
 
 def step(now: float, state: State, inputs: Sequence[Input]) -> Stepped:
@@ -126,6 +137,9 @@ class _Cycle:
         self.cordons = Cordons(state.cordons, now)
         self.jobs = dict(state.jobs)
         self.tracks = state.tracks
+        self.projects = dict(state.projects)
+        self.before = state
+        self.arbitrated: Arbitrated | None = None
         self.drafts: dict[JobId, Draft] = {}
         self.loose: list[Loose] = []
         self._claims: dict[JobId, tuple[tuple[object, ...], frozenset[Device]]] = {}
@@ -136,6 +150,7 @@ class _Cycle:
     def run(self, inputs: Sequence[Input]) -> Stepped:
         for one in inputs:
             self._take(one)
+        self.arbitrated = None  # what was told may have changed it
         nodes = {node.id: node for node in self.nodes or ()}
         for job in list(self.jobs):
             draft = self._draft(job)
@@ -147,9 +162,14 @@ class _Cycle:
                 finish_if_done(draft)
                 rest_where_asked(draft)
             if not draft.is_over and self.nodes is not None:
+                allotment = self._arbitration().allotment(job)
+                make_room(draft, allotment)
                 want_spares(draft, nodes)
-                want_devices(draft, nodes)
+                want_devices(draft, nodes, allotment)
                 leave_drained_hosts(draft)
+                wait = standing(draft.record, allotment, True)
+                note_wait(draft, wait.reason if wait else None, wait.message if wait else "")
+                keep_time(draft, wait)
             judge_faults(draft)
         drafts = self.drafts.values()
         if self.nodes is not None:
@@ -157,6 +177,8 @@ class _Cycle:
             self.loose += [KillNode(node=node) for node in self.cordons.settle(self.nodes or (), self._occupied())]
         changed = {d.record.id: d.record for d in drafts if d.record is not d.before and d.record != d.before}
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
+        known = self.arbitrated if self.nodes is not None else None
+        queue = queue_of(jobs.values(), known, self._taken_by_others)
         return Stepped(
             state=State(
                 jobs=jobs,
@@ -165,6 +187,9 @@ class _Cycle:
                 quarantine=self.ward.known,
                 cordons=self.cordons.known,
                 tracks={d.record.id: d.tracks for d in drafts if d.tracks and d.record.id in jobs},
+                projects=self.projects,
+                queue=queue,
+                arbitrated=known,
             ),
             changed=changed,
             history=tuple(entry for d in drafts for entry in d.history),
@@ -174,6 +199,8 @@ class _Cycle:
             nodes_changed=self.nodes_changed,
             quarantine_changed=self.ward.has_changed,
             cordons_changed=self.cordons.has_changed,
+            projects_changed=self.projects != self.before.projects,
+            queue_changed=queue != self.before.queue,
         )
 
     # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -201,6 +228,9 @@ class _Cycle:
             case CordonRequested() | UncordonRequested():
                 self._cordon(one)
                 return
+            case QuotaRequested(project=project, max_devices=max_devices):
+                self.projects[project] = Project(name=project, max_devices=max_devices)
+                return
             case InstantCame():
                 return  # what hangs on it is looked at in every step
         if one.job not in self.jobs:
@@ -213,6 +243,10 @@ class _Cycle:
                 checkpoint_now(draft)
             case ResizeRequested(size=size):
                 resize(draft, size)
+            case PriorityRequested(priority=priority):
+                if priority != draft.record.priority:
+                    draft.say("priority_changed", f"priority {priority}, which was {draft.record.priority}")
+                    draft.turn(priority=priority)
             case PauseRequested():
                 pause(draft)
             case ResumeRequested():
@@ -293,6 +327,7 @@ class _Cycle:
                 self.ward,
                 lambda: self.cordons.draining,
                 self.tracks.get(job),
+                lambda: frozenset(self._arbitration().snapshot.devices),
             )
         return self.drafts[job]
 
@@ -307,47 +342,54 @@ class _Cycle:
 
     def _free_for(self, job: JobId) -> frozenset[Device]:
         draft = self._draft(job)
-        mine = self._claimed_by(job) if draft.before is draft.record else self._claimed_by(job) | _claimed(draft.before)
+        mine = self._claimed_by(job) if draft.before is draft.record else self._claimed_by(job) | claimed(draft.before)
         if self.nodes is None:  # what it holds is all that it is known to have
             return mine - self.ward.out
-        closed = self.cordons.closed_to({device.node for device in mine}) if self.cordons.known else frozenset[NodeId]()
-        out, taken = self.ward.out, [self._claimed_by(other) for other in self.jobs if other != job]
-        key = (self.nodes, closed, out, *taken)
+        answer, out, taken = self._arbitration(), self.ward.out, self._taken_by_others(job)
         known = self._free.get(job)
+        closed = self.cordons.closed_to({device.node for device in mine}) if self.cordons.known else frozenset[NodeId]()
+        key = (mine, draft.record.turn, draft.record.spec.project, answer.answer, out, taken, self.nodes, closed)
         if known is not None and known[0] == key:
             return known[1]
-        up = [node.devices() for node in self.nodes if node.status is NodeStatus.UP and node.id not in closed]
-        free = frozenset(device for devices in up for device in devices).difference(*taken, out)
-        self._free[job] = key, free
-        return free
+        allotment = answer.allotment(job)
+        granted = (allotment.grant if allotment else frozenset()) | (mine - draft.record.turn.yields)
+        if draft.record.spec.project not in answer.snapshot.quotas:
+            granted |= answer.answer.left  # nobody wants it: as a spare it may be of use
+        up = {node.id for node in self.nodes if node.status is NodeStatus.UP and node.id not in closed}
+        found = frozenset(device for device in granted if device.node in up) - taken - out
+        self._free[job] = key, found
+        return found
 
     def _claimed_by(self, job: JobId) -> frozenset[Device]:
-        record = self.drafts[job].record if job in self.drafts else self.jobs[job]
+        record = self._record(job)
         key = (record.pids, record.state, record.target, record.spares)
         known = self._claims.get(job)
         if known is None or any(a is not b for a, b in zip(known[0], key, strict=True)):
-            known = self._claims[job] = key, _claimed(record)
+            known = self._claims[job] = key, claimed(record)
         return known[1]
+
+    def _arbitration(self) -> Arbitrated:
+        """As of before the first job of this step asked, or asked again once all inputs were taken."""
+        if self.arbitrated is None:
+            self.arbitrated = arbitrated(
+                self.before.arbitrated,
+                (record for record in map(self._record, self.jobs) if not isinstance(record.state, TERMINAL)),
+                self.nodes or (),
+                self.cordons.closed_to(()),
+                self.ward.out,
+                self.projects,
+            )
+        return self.arbitrated
+
+    def _record(self, job: JobId) -> JobRecord:
+        return self.drafts[job].record if job in self.drafts else self.jobs[job]
+
+    def _taken_by_others(self, job: JobId) -> frozenset[Device]:
+        return frozenset[Device]().union(*(self._claimed_by(other) for other in self.jobs if other != job))
 
     def _occupied(self) -> frozenset[NodeId]:
         """Nodes on which any job has anything."""
-        records = [self.drafts[job].record if job in self.drafts else record for job, record in self.jobs.items()]
-        open_ones = [record for record in records if not isinstance(record.state, TERMINAL)]
+        open_ones = [record for job in self.jobs if not isinstance((record := self._record(job)).state, TERMINAL)]
         return frozenset(
-            node for record in open_ones for node in (*record.hosts, *(device.node for device in _claimed(record)))
+            node for record in open_ones for node in (*record.hosts, *(device.node for device in claimed(record)))
         )
-
-
-def _claimed(record: JobRecord) -> frozenset[Device]:
-    """Devices a job holds or is about to."""
-    state = record.state
-    claimed = set(record.pids)
-    if isinstance(state, Running):
-        claimed |= set(state.plan.devices)
-    if isinstance(state, Starting | Reforming) and state.forming:
-        claimed |= set(state.forming.plan.devices)
-    if record.target:
-        claimed |= set(record.target.devices)
-    for spare in record.spares.values():
-        claimed |= set(spare.devices)
-    return frozenset(claimed)

@@ -69,6 +69,7 @@ class Supervisor:
             root=self._root,
             quarantine={one.device: one for one in loaded.quarantine},
             cordons={one.node: one for one in loaded.cordons},
+            projects={one.name: one for one in loaded.projects},
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -105,7 +106,7 @@ class Supervisor:
             for loose in stepped.loose:
                 self._hands.provide(loose)
             self._set_timers(stepped)
-            self._set_timers_of(None, instants(self._state.cordons, now))
+            self._set_timers_of(None, instants(self._state.cordons, self._state.jobs.values(), now))
 
     async def _wait_for_news(self) -> None:
         """Urgent news at once, routine news after a moment, deadlines when they come."""

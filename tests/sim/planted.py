@@ -19,6 +19,7 @@ from orchestrator.recovery.restore import cold_restore
 from orchestrator.sim.run import Verdict
 from orchestrator.sim.store import SimStore
 from orchestrator.supervisor import (
+    arbitrating,
     charging,
     forming,
     hearing,
@@ -52,7 +53,8 @@ def rolls_back_for_nothing(patch: Patch) -> None:
 
 
 def gives_devices_away_twice(patch: Patch) -> None:
-    patch.setattr(kernel, "_claimed", lambda record: frozenset())
+    for module in (kernel, arbitrating):
+        patch.setattr(module, "claimed", lambda record: frozenset())
 
 
 def records_a_step_again(patch: Patch) -> None:
