@@ -21,6 +21,7 @@ from . import (
     plans,
     queue,
     service,
+    simulate,
     tensorboard,
     top,
     verbs,
@@ -75,6 +76,7 @@ def client_version() -> str:
 jobs.register(app)
 verbs.register(app)
 plans.register(app)
+simulate.register(app)
 cluster.register(app)
 queue.register(app)
 checkpoints.register(app)

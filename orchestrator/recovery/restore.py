@@ -52,7 +52,8 @@ def choose_restore(
     if settlement.is_distrusted:
         why = f"an owner and its mirror disagree about step {settlement.step}; "
         return cold_restore(checkpoint, why=why, wanted=wanted, disks=disks)
-    layouts = {g: layout(plans[g], profile, mirrors=mirrors) for _, g in settlement.holders if g in plans}
+    held = sorted({generation for _, generation in settlement.holders})  # nearly always one, of thousands of holders
+    layouts = {g: layout(plans[g], profile, mirrors=mirrors) for g in held if g in plans}
     sources: dict[Device, tuple[Interval, ...]] = {
         device: layouts[generation].held(device)
         for device, generation in settlement.holders

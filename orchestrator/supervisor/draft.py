@@ -64,6 +64,8 @@ class Draft:
         self.history: list[HistoryEntry] = []
         self.steps: list[StepRecord] = []
         self.effects: dict[EffectId, Effect] = {}
+        self._outbox: dict[EffectId, Effect] | None = None
+        """The record's, once it is this draft's own: thousands of hosts are told the same, and answer, in one step."""
 
     @property
     def state(self) -> JobState:
@@ -134,17 +136,21 @@ class Draft:
     def emit(self, effect: Effect) -> None:
         identity = EffectId(f"{self.record.id}:{self.record.next_effect}")
         self.effects[identity] = effect
-        self.set(
-            next_effect=self.record.next_effect + 1,
-            outbox={**self.record.outbox, identity: effect},
-        )
+        self._own_outbox()[identity] = effect
+        self.set(next_effect=self.record.next_effect + 1)
 
     def call(self, node: NodeId, request: HostRequest) -> None:
         self.emit(CallHost(job=self.record.id, node=node, request=request))
 
     def done(self, effect: EffectId) -> None:
         if effect in self.record.outbox:
-            self.set(outbox={i: e for i, e in self.record.outbox.items() if i != effect})
+            del self._own_outbox()[effect]
+
+    def _own_outbox(self) -> dict[EffectId, Effect]:
+        if self._outbox is None or self.record.outbox is not self._outbox:
+            self._outbox = dict(self.record.outbox)
+            self.set(outbox=self._outbox)
+        return self._outbox
 
     def say(self, kind: str, message: str, **data: object) -> None:
         self.history.append(

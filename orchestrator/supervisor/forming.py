@@ -173,10 +173,11 @@ def rank_ready(draft: Draft, device: Device, generation: Generation, phases: dic
     incident = draft.incident
     if incident and incident.next_generation == generation:
         slowest = {name: max(seconds, incident.phases.get(name, 0.0)) for name, seconds in phases.items()}
-        draft.update_incident(phases=slowest)
+        if any(incident.phases.get(name) != seconds for name, seconds in slowest.items()):
+            draft.update_incident(phases=slowest)
     ready = forming.ready | {device}
     _set_forming(draft, replace(forming, ready=ready))
-    if ready >= set(forming.plan.devices):
+    if len(ready) >= forming.plan.world_size and ready >= set(forming.plan.devices):
         now_running(draft)
 
 

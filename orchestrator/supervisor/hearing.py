@@ -64,7 +64,7 @@ from .training import steps_passed
 def host_said(draft: Draft, said: HostSaid) -> None:
     node = said.node
     contact_restored(draft, node)
-    if node not in draft.trusted_hosts:
+    if node not in draft.record.hosts or node in draft.record.avoided:
         return  # it was given up
     match said.event:
         case HostOpened():

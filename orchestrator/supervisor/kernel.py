@@ -145,6 +145,7 @@ class _Cycle:
         self._claims: dict[JobId, tuple[tuple[object, ...], frozenset[Device]]] = {}
         self._free: dict[JobId, tuple[tuple[object, ...], frozenset[Device]]] = {}
         self._sizes: tuple[object, dict[NodeId, int]] = None, {}
+        self._its_kinds: tuple[object, dict[NodeId, str]] = None, {}
         """Each with what it was worked out from: jobs ask for these many times in one step."""
 
     def run(self, inputs: Sequence[Input]) -> Stepped:
@@ -332,7 +333,9 @@ class _Cycle:
         return self.drafts[job]
 
     def _kinds(self) -> dict[NodeId, str]:
-        return {node.id: node.kind for node in self.nodes or ()}
+        if self._its_kinds[0] is not self.nodes:
+            self._its_kinds = self.nodes, {node.id: node.kind for node in self.nodes or ()}
+        return self._its_kinds[1]
 
     def _num_devices(self) -> dict[NodeId, int]:
         if self._sizes[0] is not self.nodes:

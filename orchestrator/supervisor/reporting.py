@@ -78,7 +78,7 @@ def dispensable_suspects(draft: Draft) -> frozenset[NodeId]:
     on without it, and not enough to lose what it may hold the only copy of. For that there is `ask_for_patience`.
     """
     state = draft.state
-    if not isinstance(state, Reforming) or state.closing.settlement is not None:
+    if not draft.record.unreachable or not isinstance(state, Reforming) or state.closing.settlement is not None:
         return frozenset()
     awaited = frozenset(device.node for device in state.closing.awaited)
     found = awaited & draft.record.unreachable

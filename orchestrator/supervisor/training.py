@@ -53,7 +53,9 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
     if not first_step_passed(draft, answer, draft.record.plans.get(generation)):
         return False
     record = draft.record
-    seconds = at - record.last_step_at if record.last_step_at is not None else None
+    # Across steps whose losses are lost it would be the time of all of them.
+    is_next = record.last_step_at is not None and answer.step == record.committed + 1
+    seconds = at - record.last_step_at if record.last_step_at is not None and is_next else None
     train = record.spec.train
     draft.steps.append(
         StepRecord(

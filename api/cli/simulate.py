@@ -1,0 +1,155 @@
+"""`everstep simulate`: what goodput a job would have, before an accelerator is rented. Needs no server.
+
+The simulator is a process of its own, because it drives the kernel, which the CLI does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from api.client.errors import ClientError
+from api.documents import load_mapping
+from orchestrator.domain.errors import Refused
+
+from .session import out, print_json
+
+SHIPPED = Path(__file__).parent / "scenarios"
+BAR = 40
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(simulate)
+
+
+def simulate(
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of a shipped one.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    png: Annotated[Path | None, typer.Option("--png", help="Draw a chart too; needs matplotlib.")] = None,
+) -> None:
+    """Simulate weeks of training with faults: goodput and its losses by cause, under this and other recovery policies.
+
+    Shipped scenarios: llama3-405b, h200-24000, mixed-fleet, spot-fleet.
+    """
+    reports = _run(_read(scenario))
+    if as_json:
+        print_json({"reports": reports})
+    else:
+        out().print(_table(reports))
+        for line in _bars(reports):
+            out().print(line, highlight=False)
+    if png is not None:
+        _draw(reports, png)
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = Path(name) if Path(name).exists() else SHIPPED / f"{name}.yaml"
+    try:
+        found = load_mapping(path.read_text("utf-8"), "application/yaml")
+    except (OSError, UnicodeDecodeError) as error:
+        shipped = ", ".join(sorted(one.stem for one in SHIPPED.glob("*.yaml")))
+        raise Refused(f"{name} cannot be read ({error}); scenarios that come along: {shipped}") from error
+    for field in ("params",):  # YAML takes 405e9 for a word
+        if isinstance(found.get(field), str):
+            found[field] = float(found[field])
+    return found
+
+
+def _run(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Raises Refused, ClientError."""
+    command = [sys.executable, "-m", "orchestrator.sim.whatif"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process, Progress(console=Console(stderr=True), transient=True) as progress:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(json.dumps(asked))
+        process.stdin.close()
+        task = progress.add_task(str(asked.get("name", "simulation")), total=1.0)
+        said = []
+        for line in process.stderr:
+            if line[:1].isdigit():
+                progress.update(task, completed=float(line))
+            else:
+                said.append(line)
+        answer = process.stdout.read()
+    try:
+        found: dict[str, Any] = json.loads(answer)
+    except ValueError:
+        raise ClientError(f"the simulator ended with exit status {process.returncode}: {''.join(said)[-2000:]}") from None
+    if "refused" in found:
+        raise Refused(str(found["refused"]))
+    reports: list[dict[str, Any]] = found["reports"]
+    return reports
+
+
+def _table(reports: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold")
+    for heading in ("scenario", "policy"):
+        table.add_column(heading)
+    for heading in (
+        "goodput",
+        "faults",
+        "pause p50",
+        "p99",
+        "run again",
+        "rolled back",
+        "moved",
+        "lost energy",
+        "most lost to",
+    ):
+        table.add_column(heading, justify="right")
+    for one in reports:
+        worst = max(one["lost"].items(), key=lambda item: item[1], default=("nothing", 0.0))
+        table.add_row(
+            _name(one),
+            one["policy"],
+            f"{one['goodput']:.2%}",
+            str(one["faults"]),
+            f"{one['pause_p50_s']:.2f} s",
+            f"{one['pause_p99_s']:.2f} s",
+            f"{one['rerun_s']:,.0f} s",
+            f"{one['rolled_back']} steps",
+            f"{one['moved_gb']:,.0f} GB",
+            f"{one['energy_lost_mwh']:,.1f} MWh",
+            f"{worst[0]} ({worst[1]:,.0f} s)",
+        )
+    return table
+
+
+def _name(one: dict[str, Any]) -> str:
+    varied = [f"{key} {value}" for key, value in one["scenario"].items() if key not in ("name", "seed")]
+    return " ".join([str(one["scenario"]["name"]), *varied])
+
+
+def _bars(reports: list[dict[str, Any]]) -> list[str]:
+    """What is lost of all time, drawn to the worst of them."""
+    most = max((1 - one["goodput"] for one in reports), default=0.0) or 1.0
+    width = max(len(f"{_name(one)} {one['policy']}") for one in reports)
+    lines = ["", "lost of all time:"]
+    for one in reports:
+        lost = max(0.0, 1 - one["goodput"])
+        who = f"{_name(one)} {one['policy']}"
+        lines.append(f"{who:<{width}} {'█' * max(1, round(BAR * lost / most))} {lost:.2%}")
+    return lines
+
+
+def _draw(reports: list[dict[str, Any]], path: Path) -> None:
+    try:
+        from matplotlib.figure import Figure  # an extra: a large package for one chart
+    except ImportError:
+        raise Refused("--png needs matplotlib, which is not installed; run: pip install 'everstep[charts]'") from None
+    figure = Figure(figsize=(8, 1 + 0.4 * len(reports)), layout="constrained")
+    axes = figure.subplots()
+    axes.barh([f"{_name(one)} {one['policy']}" for one in reports], [100 * one["goodput"] for one in reports])
+    axes.set_xlabel("goodput, %")
+    axes.invert_yaxis()
+    figure.savefig(path)
