@@ -94,7 +94,7 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node], allotment: Allotmen
 
     One that waits in the queue asks once what has all it starts with, and before that whether the cluster could hold it.
     """
-    lost = draft.record.avoided - set(draft.num_devices)
+    lost = draft.record.avoided - draft.num_devices.keys()
     if lost:  # should they come back, they are new machines
         draft.set(avoided=draft.record.avoided - lost)
     _grow_if_warm(draft)
