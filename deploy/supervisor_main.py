@@ -69,7 +69,7 @@ async def serve(state_dir: Path) -> None:
         saboteur=LocalSaboteur(EmbeddedRedis(state_dir).address),
     )
     # One supervisor per state directory is started here, so its name may stay: a successor need not wait for the lease.
-    supervisor = Supervisor(world=world, root=str(state_dir), holder=f"{socket.gethostname()}:{state_dir}")
+    supervisor = Supervisor(world=world, root=str(state_dir), holder=f"{socket.gethostname()}:{state_dir}", checks=True)
     log.info("supervisor_started", pid=os.getpid(), ray=address)
     homeless = asyncio.create_task(_stop_when_homeless(cluster, _this_task()))
     try:

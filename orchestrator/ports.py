@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .domain.admission import Admission, Checked
 from .domain.checkpoint import CheckpointRef
 from .domain.cluster import Node
 from .domain.cordon import Cordon
@@ -36,12 +37,14 @@ class Commit:
     """All that is held against any device, when it changed."""
     cordons: tuple[Cordon, ...] | None = None
     """All of them, when one changed."""
+    admissions: tuple[Admission, ...] | None = None
+    """Likewise."""
     cursor: str | None = None
     """Commands up to and including this one have been taken into account."""
 
     @property
     def is_empty(self) -> bool:
-        changed = any(one is not None for one in (self.nodes, self.quarantine, self.cordons, self.cursor))
+        changed = any(one is not None for one in (self.nodes, self.quarantine, self.cordons, self.admissions, self.cursor))
         return not (self.jobs or self.history or self.steps or changed)
 
 
@@ -51,6 +54,7 @@ class Loaded:
     cursor: str
     quarantine: tuple[Quarantine, ...] = ()
     cordons: tuple[Cordon, ...] = ()
+    admissions: tuple[Admission, ...] = ()
 
 
 class StateStore(Protocol):
@@ -119,6 +123,8 @@ class Desk(Protocol):
 
     async def cordons(self) -> tuple[Cordon, ...]: ...
 
+    async def admissions(self) -> tuple[Admission, ...]: ...
+
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]: ...
 
     def follow(self, job: JobId, after: str) -> AsyncIterator[tuple[str, HistoryEntry | StepRecord | Gap]]:
@@ -174,6 +180,10 @@ class NodeProvider(Protocol):
 
     async def kill(self, node: NodeId) -> None:
         """End every process of the node at once, without warning. Raises NotFound."""
+        ...
+
+    async def check(self, node: NodeId, peer: NodeId | None) -> Checked:
+        """Find out whether the node is fit to be used, in a few seconds. Raises NotFound, Unavailable where nobody answers."""
         ...
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, NotFound, StaleTerm
@@ -52,6 +53,7 @@ class MemoryStore:
         self._nodes: tuple[Node, ...] = ()
         self._quarantine: tuple[Quarantine, ...] = ()
         self._cordons: tuple[Cordon, ...] = ()
+        self._admissions: tuple[Admission, ...] = ()
         self._commands: list[tuple[str, Command]] = []
         self._cursor = "0"
         self._news = asyncio.Event()
@@ -80,7 +82,13 @@ class MemoryStore:
 
     async def load(self) -> Loaded:
         jobs = {id: self._jobs[id] for id in self._jobs if id in self._open()}
-        return Loaded(jobs=jobs, cursor=self._cursor, quarantine=self._quarantine, cordons=self._cordons)
+        return Loaded(
+            jobs=jobs,
+            cursor=self._cursor,
+            quarantine=self._quarantine,
+            cordons=self._cordons,
+            admissions=self._admissions,
+        )
 
     async def commit(self, term: Term, commit: Commit) -> None:
         if term != self._term:
@@ -98,6 +106,8 @@ class MemoryStore:
             self._quarantine = commit.quarantine
         if commit.cordons is not None:
             self._cordons = commit.cordons
+        if commit.admissions is not None:
+            self._admissions = commit.admissions
         if commit.cursor is not None:
             self._cursor = commit.cursor
         self._wake()
@@ -160,6 +170,9 @@ class MemoryStore:
 
     async def cordons(self) -> tuple[Cordon, ...]:
         return self._cordons
+
+    async def admissions(self) -> tuple[Admission, ...]:
+        return self._admissions
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
         items = self._items(job, HistoryEntry, number_of(after), limit)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from orchestrator.domain import codec
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, StaleTerm, Unavailable
 from orchestrator.domain.events import Command, HistoryEntry, StepRecord
@@ -65,7 +66,7 @@ class RedisStore:
 
         After a commit that ended Unavailable, take a new term first: that fences the old write if it is still on its way.
         """
-        cursor, records, quarantine, cordons = await self._clients.run(self._clients.reads, scripts.LOAD)
+        cursor, records, quarantine, cordons, admissions = await self._clients.run(self._clients.reads, scripts.LOAD)
         jobs = [_record(data) for data in records if data]
         jobs.sort(key=lambda record: (record.created_at, record.id))
         return Loaded(
@@ -73,6 +74,7 @@ class RedisStore:
             cursor=text(cursor),
             quarantine=decode_quarantine(quarantine),
             cordons=decode_cordons(cordons),
+            admissions=decode_admissions(admissions),
         )
 
     async def commit(self, term: Term, commit: Commit) -> None:
@@ -120,6 +122,7 @@ class RedisStore:
             yield from (entry.job, kind, self._caps[kind], codec.dumps(entry))
         yield b"" if commit.quarantine is None else codec.dumps(commit.quarantine)
         yield b"" if commit.cordons is None else codec.dumps(commit.cordons)
+        yield b"" if commit.admissions is None else codec.dumps(commit.admissions)
 
 
 def in_order(commit: Commit) -> list[HistoryEntry | StepRecord]:
@@ -134,6 +137,10 @@ def decode_quarantine(data: bytes | str | None) -> tuple[Quarantine, ...]:
 
 def decode_cordons(data: bytes | str | None) -> tuple[Cordon, ...]:
     return tuple(codec.decode(tuple[Cordon, ...], json.loads(data))) if data else ()
+
+
+def decode_admissions(data: bytes | str | None) -> tuple[Admission, ...]:
+    return tuple(codec.decode(tuple[Admission, ...], json.loads(data))) if data else ()
 
 
 def _command(data: bytes) -> Command:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.domain import codec
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, StaleTerm
 from orchestrator.domain.events import Command
@@ -21,6 +22,7 @@ class SimStore:
         self.cursor = 0
         self.quarantine: tuple[Quarantine, ...] = ()
         self.cordons: tuple[Cordon, ...] = ()
+        self.admissions: tuple[Admission, ...] = ()
         self.term = Term(0)
         self._checker = checker
         self._encoded: dict[JobId, bytes] = {}
@@ -44,6 +46,8 @@ class SimStore:
             self.quarantine = codec.decode(tuple[Quarantine, ...], codec.encode(commit.quarantine))
         if commit.cordons is not None:
             self.cordons = codec.decode(tuple[Cordon, ...], codec.encode(commit.cordons))
+        if commit.admissions is not None:
+            self.admissions = codec.decode(tuple[Admission, ...], codec.encode(commit.admissions))
         self._checker.committed(self.jobs, commit)
         for job, record in commit.jobs.items():
             self.jobs[job] = record

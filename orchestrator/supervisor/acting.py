@@ -13,6 +13,7 @@ import structlog
 
 from orchestrator.domain.effects import (
     AddNode,
+    CheckNode,
     ChoosePlan,
     CommitCheckpoint,
     KillNode,
@@ -29,6 +30,7 @@ from orchestrator.domain.events import (
     CheckpointFailed,
     EffectDone,
     Input,
+    NodeChecked,
     PlanChosen,
     ProgramProbed,
     ProgramRefused,
@@ -76,7 +78,7 @@ class Hands:
                 self.start(self._answer(identity, effect.job, self._checkpoint(effect)))
             case NoteCheckpoint() | PruneCheckpoints():
                 self.start(self._keep_house(identity, effect))
-            case KillNode() | AddNode() | Sabotage():
+            case KillNode() | AddNode() | CheckNode() | Sabotage():
                 self.provide(effect)
 
     def provide(self, effect: Loose) -> None:
@@ -128,6 +130,10 @@ class Hands:
         try:
             if isinstance(effect, KillNode):
                 await self._world.provider.kill(effect.node)
+            elif isinstance(effect, CheckNode):
+                found = await self._world.provider.check(effect.node, effect.peer)
+                log.info("node_checked", node=effect.node, wrong=found.wrong, pair_wrong=found.pair_wrong, said=found.said)
+                self._tell(NodeChecked(node=effect.node, number=effect.number, found=found))
             elif isinstance(effect, Sabotage):
                 await self._sabotage(effect)
             else:

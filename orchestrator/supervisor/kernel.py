@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from orchestrator.detection.straggler import Track
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.effects import AddNode, Effect, KillNode, Loose, ProbeProgram
@@ -32,6 +33,7 @@ from orchestrator.domain.events import (
     Input,
     InstantCame,
     JobSubmitted,
+    NodeChecked,
     NodeRequested,
     NodesSeen,
     PauseRequested,
@@ -60,6 +62,8 @@ from orchestrator.domain.job import (
 )
 from orchestrator.domain.quarantine import Quarantine
 
+from .admitting import Admissions
+from .admitting import tell as tell_admissions
 from .asked import asked_came_to_nothing, checkpoint_now, save_where_asked
 from .balancing import balance
 from .cordons import Cordons
@@ -90,6 +94,10 @@ class State:
     """Of the cluster: it outlives jobs."""
     cordons: Mapping[NodeId, Cordon] = field(default_factory=dict)
     """So do these."""
+    admissions: Mapping[NodeId, Admission] = field(default_factory=dict)
+    """And these."""
+    checks: bool = False
+    """Whether nodes are checked before they are used."""
     tracks: Mapping[JobId, Mapping[Device, Track]] = field(default_factory=dict)
     """How fast devices have been seen to be: an observation, which is never stored."""
 
@@ -107,6 +115,7 @@ class Stepped:
     nodes_changed: bool
     quarantine_changed: bool = False
     cordons_changed: bool = False
+    admissions_changed: bool = False
 
 
 def step(now: float, state: State, inputs: Sequence[Input]) -> Stepped:
@@ -124,6 +133,7 @@ class _Cycle:
         self.nodes_changed = False
         self.ward = Ward(state.quarantine, now)
         self.cordons = Cordons(state.cordons, now)
+        self.admissions = Admissions(state.admissions, now, state.checks)
         self.jobs = dict(state.jobs)
         self.tracks = state.tracks
         self.drafts: dict[JobId, Draft] = {}
@@ -132,6 +142,7 @@ class _Cycle:
     def run(self, inputs: Sequence[Input]) -> Stepped:
         for one in inputs:
             self._take(one)
+        self._admit()
         for job in list(self.jobs):
             draft = self._draft(job)
             if not draft.is_over:
@@ -148,6 +159,7 @@ class _Cycle:
                 leave_drained_hosts(draft)
             judge_faults(draft)
         drafts = self.drafts.values()
+        self._accuse()
         if self.nodes is not None:
             attend(self.ward, drafts, frozenset(self._num_devices()))
             self.loose += [KillNode(node=node) for node in self.cordons.settle(self.nodes or (), self._occupied())]
@@ -160,6 +172,8 @@ class _Cycle:
                 root=self.root,
                 quarantine=self.ward.known,
                 cordons=self.cordons.known,
+                admissions=self.admissions.known,
+                checks=self.admissions.checks,
                 tracks={d.record.id: d.tracks for d in drafts if d.tracks and d.record.id in jobs},
             ),
             changed=changed,
@@ -170,6 +184,7 @@ class _Cycle:
             nodes_changed=self.nodes_changed,
             quarantine_changed=self.ward.has_changed,
             cordons_changed=self.cordons.has_changed,
+            admissions_changed=self.admissions.has_changed,
         )
 
     # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -179,6 +194,11 @@ class _Cycle:
             case NodesSeen(nodes=nodes):
                 if nodes != self.nodes:
                     self.nodes, self.nodes_changed = nodes, True
+                    leaving = {node for node, one in self.cordons.known.items() if one.removes}
+                    self.admissions.see(nodes, self._occupied(), leaving)
+                return
+            case NodeChecked():
+                self.admissions.hear(one, self._kinds())
                 return
             case JobSubmitted(job=job, spec=spec, at=at):
                 if job not in self.jobs:
@@ -249,6 +269,7 @@ class _Cycle:
                 assert_never(one)
 
     def _release(self, node: NodeId) -> None:
+        self.admissions.release(node)
         for one in self.ward.release(node):
             if one.job in self.jobs:
                 said = f"{one.device} may be used again: an operator released {node}"
@@ -270,6 +291,25 @@ class _Cycle:
                 draft.say("draining", f"{asked.node} is to be left{by}", node=asked.node)
             look_again(draft)
 
+    def _admit(self) -> None:
+        """Ask for checks that are due, and have jobs look at nodes that may be used again, or no longer."""
+        self.loose += self.admissions.due()
+        refused, admitted = self.admissions.newly_refused, self.admissions.newly_admitted
+        for job in list(self.jobs) if refused or admitted else ():
+            draft = self._draft(job)
+            if not draft.is_over:
+                tell_admissions(draft, refused, admitted)
+                if any(one.node in draft.record.hosts for one in refused):
+                    look_again(draft)
+
+    def _accuse(self) -> None:
+        """Have nodes checked that a fault points at, now that the job has recovered from it."""
+        for draft in self.drafts.values():
+            before, after = draft.before.incidents[-1:], draft.record.incidents[-1:]
+            if after and after[0].pause_s is not None and before and before[0].pause_s is None:
+                self.admissions.accuse(after[0])
+        self.loose += self.admissions.due()
+
     def _inject(self, fault: FaultRequested) -> None:
         jobs = [fault.job] if fault.job is not None else list(self.jobs)
         drafts = [draft for job in jobs if job in self.jobs and not (draft := self._draft(job)).is_over]
@@ -287,8 +327,9 @@ class _Cycle:
                 self._kinds,
                 self.root,
                 self.ward,
-                lambda: self.cordons.draining,
+                lambda: self.cordons.draining | self.admissions.refused,
                 self.tracks.get(job),
+                lambda: self.admissions.awaits_checks,
             )
         return self.drafts[job]
 
@@ -303,7 +344,8 @@ class _Cycle:
         mine = _claimed(draft.before) | _claimed(draft.record)
         if self.nodes is None:  # what it holds is all that it is known to have
             return mine - self.ward.out
-        closed = self.cordons.closed_to({device.node for device in mine})
+        present = {device.node for device in mine}
+        closed = self.cordons.closed_to(present) | self.admissions.closed_to(present)
         taken = {
             device
             for other, record in self.jobs.items()

@@ -22,7 +22,7 @@ def why_move(draft: Draft, plan: Plan) -> str:
     """Why the job cannot keep this plan, in words; "" where it can."""
     draining = [node for node in plan.nodes if node in draft.draining]
     if draining:
-        return f"{', '.join(draining)} {'drain' if len(draining) > 1 else 'drains'}"
+        return f"{', '.join(draining)} {'are' if len(draining) > 1 else 'is'} to be left"
     limit = draft.record.wanted_size.limit
     return f"the job is to have {limit} devices" if limit and plan.world_size > limit else ""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import HistoryEntry, Input, StepRecord
@@ -50,6 +51,7 @@ class Unsaved:
     _nodes: tuple[Node, ...] | None = None
     _quarantine: tuple[Quarantine, ...] | None = None
     _cordons: tuple[Cordon, ...] | None = None
+    _admissions: tuple[Admission, ...] | None = None
 
     def add(self, stepped: Stepped, news: list[News], now: float) -> None:
         self.news += news
@@ -62,6 +64,8 @@ class Unsaved:
             self._quarantine = tuple(stepped.state.quarantine.values())
         if stepped.cordons_changed:
             self._cordons = tuple(stepped.state.cordons.values())
+        if stepped.admissions_changed:
+            self._admissions = tuple(stepped.state.admissions.values())
         if self.due == inf and (self.news or not self.commit().is_empty):
             self.due = now + LAZY_S
 
@@ -79,5 +83,6 @@ class Unsaved:
             nodes=self._nodes,
             quarantine=self._quarantine,
             cordons=self._cordons,
+            admissions=self._admissions,
             cursor=next((one.cursor for one in reversed(self.news) if one.cursor), None),
         )

@@ -86,6 +86,8 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
     considered = draft.record.considered
     match draft.state:
         case Queued():
+            if draft.awaits_nodes:
+                return  # a moment more, and it need not begin small and grow
             options = [trusted - reserved(draft, nodes, trusted), trusted]
         case Running(plan=plan):
             must = bool(why_move(draft, plan))
@@ -93,9 +95,10 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
             # Machines that come one after another are warmed together, until newcomers are being given their state.
             # One larger plan once all tests have ended, not one after each; and while a part of this one cannot be reached,
             # whatever were planned from the rest would be no larger.
-            waits = record.join is not None or draft.ward.awaits_tests or _is_silent(plan, nodes)
+            waits = record.join is not None or draft.ward.awaits_tests or draft.awaits_nodes or _is_silent(plan, nodes)
             waits = waits or (must and record.target is not None) or record.pause is not None
-            options = [] if waits else [trusted - draft.spare_devices]
+            leaving = frozenset(device for device in trusted if device.node in draft.draining)
+            options = [] if waits else [trusted - draft.spare_devices - leaving]
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
             if draft.incident and draft.incident.rung is Rung.REPLAN_ALL:
