@@ -14,7 +14,7 @@ from .description import describe
 from .live import Lookout
 from .metrics import CountRequests, Metrics
 from .plan_files import PlanRequest
-from .routes import bulk, checkpoints, faults, health, jobs, live, nodes, plans, streams
+from .routes import bulk, checkpoints, faults, health, jobs, live, nodes, plans, schemas, streams
 from .schemas import AddNodeRequest, DrainRequest, JobFile, ResizeRequest
 from .security import Gatekeeper
 from .selections import SelectionRequest
@@ -51,7 +51,7 @@ def create_app(desk: Desk, settings: ApiSettings, foreseer: Foreseer | None = No
     app.state.metrics = Metrics(settings.version, settings.max_metric_jobs)
     problems.install(app)
     # streams before jobs: /jobs/{job_id}/events is the longer path.
-    for part in (streams, bulk, jobs, checkpoints, faults, nodes, plans, live, health):
+    for part in (streams, bulk, jobs, checkpoints, faults, nodes, plans, live, schemas, health):
         app.include_router(part.router)
     dashboard.install(app)
     describe(app, ASKED, TOLD)

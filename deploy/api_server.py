@@ -1,49 +1,51 @@
-"""The API's process: the desk on Redis behind the app, on loopback. Ends within seconds, open event streams or not."""
+"""The API's process: the desk on Redis behind the app. Ends within seconds, open event streams or not.
+
+Several may run on one Redis. Configured by flags, the environment and a file: `everstep config show`.
+"""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import uvicorn
 
 from api.app import create_app
-from api.settings import ApiSettings
-from orchestrator.adapters.embedded_redis import EmbeddedRedis
+from api.config import Config, is_loopback
 from orchestrator.adapters.plan_process import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.redis_desk import RedisDesk
 
-GRACE_S = 2
-"""Between the signal to stop and cutting the streams that are still open: readers come back with their last id."""
+from . import configured, logs
+
+FLAGS = ("api.host", "api.port", "api.chaos")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--state-dir", type=Path, required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--chaos", action="store_true", help="allow POST /api/v1/faults")
-    asked = parser.parse_args()
-    asyncio.run(serve(asked.state_dir.resolve(), asked.port, asked.chaos))
+    config = configured.resolved(configured.parser(__doc__, FLAGS, "everstep api").parse_args()).config
+    logs.configure(config.log, "api")
+    if not is_loopback(config.api.host):
+        raise SystemExit(
+            f"api.host is {config.api.host}, where others can reach it, and nobody is asked who they are; use 127.0.0.1"
+        )
+    asyncio.run(serve(config))
 
 
-async def serve(state_dir: Path, port: int, chaos: bool) -> None:
-    desk = RedisDesk(EmbeddedRedis(state_dir).address, timeout_s=0.9)
-    settings = ApiSettings(state_dir=state_dir, chaos=chaos, version=_version())
-    app = create_app(desk, settings, ThreadForeseer(SubprocessProber()))
-    config = uvicorn.Config(
+async def serve(config: Config) -> None:
+    desk = RedisDesk(configured.redis_address(config), timeout_s=0.9)
+    app = create_app(desk, config.api_settings(_version()), ThreadForeseer(SubprocessProber()))
+    served = uvicorn.Config(
         app,
-        host="127.0.0.1",
-        port=port,
+        host=config.api.host,
+        port=config.api.port,
         lifespan="off",
-        log_level="info",
+        log_config=None,
+        log_level=config.log.level,
         access_log=False,
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=config.api.grace_s,
     )
     try:
-        await uvicorn.Server(config).serve()
+        await uvicorn.Server(served).serve()
     finally:
         await desk.close()
 

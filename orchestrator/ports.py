@@ -183,7 +183,7 @@ class NodeProvider(Protocol):
         ...
 
     async def check(self, node: NodeId, peer: NodeId | None) -> Checked:
-        """Find out whether the node is fit to be used, in a few seconds. Raises NotFound, Unavailable where nobody answers."""
+        """Whether the node is fit to be used, in a few seconds. Raises NotFound, Unavailable where nobody answers."""
         ...
 
 

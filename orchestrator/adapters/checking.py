@@ -26,6 +26,10 @@ MEET_S = 10.0
 """For a peer to begin to listen."""
 
 
+class PeerUnavailable(Unavailable):
+    """The other node of a pair; nothing is known about the one that is checked."""
+
+
 async def run_check(order: CheckOrder, prefix: Sequence[str], env: Mapping[str, str]) -> Checked:
     """prefix: words before the command, where it is to run elsewhere. Raises Unavailable where it says nothing in time."""
     async with _process((), prefix, env) as process:
@@ -43,14 +47,14 @@ async def run_check(order: CheckOrder, prefix: Sequence[str], env: Mapping[str, 
 
 @asynccontextmanager
 async def peer(name: str, address: str, prefix: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[Meeting]:
-    """A peer that waits for one meeting for as long as this lasts. Raises Unavailable."""
+    """A peer that waits for one meeting for as long as this lasts. Raises PeerUnavailable."""
     async with _process(("--meet", address), prefix, env) as process:
         assert process.stdout is not None
         try:
             async with asyncio.timeout(MEET_S):
                 found = codec.loads(Meeting, await process.stdout.readline())
         except (TimeoutError, ValueError) as error:
-            raise Unavailable(f"{name} could not be had for a check of another node") from error
+            raise PeerUnavailable(f"{name} could not be had for it") from error
         yield replace(found, peer=name)
 
 

@@ -26,6 +26,7 @@ from orchestrator.domain.ids import NodeId
 from worker.nodecheck import CheckOrder, Meeting
 
 from . import checking, ray_environment, ray_node
+from .checking import PeerUnavailable
 from .embedded_redis import forget, free_port
 from .processes import ProcessId, end, exclusively, identify, marked, write_private
 from .ray_environment import CLUSTER_MARK, NODE_MARK
@@ -178,21 +179,27 @@ class LocalNodes:
     async def check(self, node: NodeId, peer: NodeId | None) -> Checked:
         if peer is None:
             return await self.check_with(node, None)
-        async with self.peer(peer) as meeting:
-            return await self.check_with(node, meeting)
+        try:
+            async with self.peer(peer) as meeting:
+                return await self.check_with(node, meeting)
+        except PeerUnavailable as error:
+            return await self.check_with(node, None, alone=str(error))
 
     def knows(self, node: NodeId) -> bool:
         """Without waiting for one that is being started."""
         return node in self.registry().nodes
 
     def peer(self, node: NodeId) -> AbstractAsyncContextManager[Meeting]:
-        """That node, waiting for one meeting with another. Raises Unavailable, NotFound."""
-        known = self._known(node)
+        """That node, waiting for one meeting with another. Raises PeerUnavailable."""
+        try:
+            known = self._known(node)
+        except NotFound as error:
+            raise PeerUnavailable(str(error)) from error
         return checking.peer(node, known.address, known.prefix, self.environment.variables(os.environ, node))
 
-    async def check_with(self, node: NodeId, meeting: Meeting | None) -> Checked:
+    async def check_with(self, node: NodeId, meeting: Meeting | None, alone: str = "there is no other node") -> Checked:
         known = await asyncio.to_thread(self._known, node)
-        order = CheckOrder(num_devices=known.num_devices, folder=str(self._path.parent), meeting=meeting)
+        order = CheckOrder(num_devices=known.num_devices, folder=str(self._path.parent), meeting=meeting, alone=alone)
         return await checking.run_check(order, known.prefix, self.environment.variables(os.environ, node))
 
     def add_now(self, spec: NodeSpec) -> NodeId:

@@ -110,7 +110,7 @@ class AddNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckNode:
-    """Find out whether a node is fit to be used: products of matrices, a sum with `peer`, its disk. Answered by NodeChecked.
+    """Find out whether a node is fit to be used: products of matrices, a sum with `peer`, its disk. See NodeChecked.
 
     peer: None where there is no other node to do it with.
     """

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from orchestrator.domain.admission import Checked
 from orchestrator.domain.effects import (
     AddNode,
     CheckNode,
@@ -24,7 +25,7 @@ from orchestrator.domain.effects import (
     PruneCheckpoints,
     Sabotage,
 )
-from orchestrator.domain.errors import EverstepError, Refused
+from orchestrator.domain.errors import EverstepError, NotFound, Refused
 from orchestrator.domain.events import (
     CheckpointCommitted,
     CheckpointFailed,
@@ -131,7 +132,7 @@ class Hands:
             if isinstance(effect, KillNode):
                 await self._world.provider.kill(effect.node)
             elif isinstance(effect, CheckNode):
-                found = await self._world.provider.check(effect.node, effect.peer)
+                found = await self._check(effect)
                 log.info("node_checked", node=effect.node, wrong=found.wrong, pair_wrong=found.pair_wrong, said=found.said)
                 self._tell(NodeChecked(node=effect.node, number=effect.number, found=found))
             elif isinstance(effect, Sabotage):
@@ -141,6 +142,12 @@ class Hands:
                 log.info("node_added", node=node, kind=effect.kind)
         except (OSError, EverstepError) as error:
             log.error("node_provider_failed", effect=type(effect).__name__, error=str(error))
+
+    async def _check(self, effect: CheckNode) -> Checked:
+        try:
+            return await self._world.provider.check(effect.node, effect.peer)
+        except NotFound as error:  # it came from elsewhere, and that is nothing to hold against it
+            return Checked(said=f"nothing was tried: {error}")
 
     async def _sabotage(self, effect: Sabotage) -> None:
         fault, saboteur = effect.fault, self._world.saboteur
