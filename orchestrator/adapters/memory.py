@@ -19,6 +19,7 @@ from orchestrator.domain.events import Command, HistoryEntry, StepRecord
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import TERMINAL, JobRecord
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.spec import JobSpec
 from orchestrator.ports import Commit, Gap, Loaded, Page
 
@@ -54,6 +55,8 @@ class MemoryStore:
         self._quarantine: tuple[Quarantine, ...] = ()
         self._cordons: tuple[Cordon, ...] = ()
         self._admissions: tuple[Admission, ...] = ()
+        self._projects: tuple[Project, ...] = ()
+        self._queue: tuple[Waiting, ...] = ()
         self._commands: list[tuple[str, Command]] = []
         self._cursor = "0"
         self._news = asyncio.Event()
@@ -88,6 +91,7 @@ class MemoryStore:
             quarantine=self._quarantine,
             cordons=self._cordons,
             admissions=self._admissions,
+            projects=self._projects,
         )
 
     async def commit(self, term: Term, commit: Commit) -> None:
@@ -108,6 +112,10 @@ class MemoryStore:
             self._cordons = commit.cordons
         if commit.admissions is not None:
             self._admissions = commit.admissions
+        if commit.projects is not None:
+            self._projects = commit.projects
+        if commit.queue is not None:
+            self._queue = commit.queue
         if commit.cursor is not None:
             self._cursor = commit.cursor
         self._wake()
@@ -173,6 +181,12 @@ class MemoryStore:
 
     async def admissions(self) -> tuple[Admission, ...]:
         return self._admissions
+
+    async def projects(self) -> tuple[Project, ...]:
+        return self._projects
+
+    async def queue(self) -> tuple[Waiting, ...]:
+        return self._queue
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
         items = self._items(job, HistoryEntry, number_of(after), limit)

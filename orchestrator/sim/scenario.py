@@ -60,9 +60,11 @@ class Trouble(StrEnum):
     """A device computes for several times as long, for a while."""
     SPOIL_NODE = "spoil_node"
     """A node, one that comes or one that is there, is not fit to be used: a check shows it."""
+    PRIORITY = "priority"
+    """A job's owner gives it another priority, or an operator a project another quota."""
 
 
-DRAWN = tuple(trouble for trouble in Trouble if trouble not in (Trouble.SLOW, Trouble.SPOIL_NODE))
+DRAWN = tuple(trouble for trouble in Trouble if trouble not in (Trouble.SLOW, Trouble.PRIORITY, Trouble.SPOIL_NODE))
 """Those that any seed may have."""
 
 
@@ -96,6 +98,8 @@ class Scenario:
     """Reading a checkpoint takes longer than a generation may take to form while nothing happens."""
     checks: bool = False
     """Nodes are checked before they are used."""
+    arrive_s: float = 2.0
+    """Jobs are submitted within so many virtual seconds."""
     saves: tuple[float, ...] = ()
     """When a person asks for a checkpoint of job0, in virtual seconds."""
 
@@ -116,6 +120,40 @@ def one_failure(seed: int) -> Scenario:
         trouble_until_s=60.0,
         gentle=True,
         failures=1,
+    )
+
+
+def crowd(seed: int) -> Scenario:
+    """More jobs than fit, of different priorities and two projects, which come one after another."""
+    rng = Random(f"crowd {seed}")
+    nodes = tuple(rng.choice((1, 2, 2, 4)) for _ in range(rng.randint(2, 4)))
+    jobs = []
+    for number in range(rng.randint(3, 5)):
+        job = _job(rng, number, sum(nodes), rng.randint(20, 60))
+        least = rng.randint(1, max(1, sum(nodes) // 2))
+        parallel = replace(job.parallel, min_devices=least, max_devices=rng.choice((0, 0, least, least + 2)))
+        fits = (parallel.tp or 1) * (parallel.pp or 1) <= (parallel.max_devices or sum(nodes))
+        jobs.append(
+            replace(
+                job,
+                parallel=parallel if fits else replace(parallel, tp=None, pp=None),
+                priority=rng.choice((-1, 0, 0, 1, 5)),
+                project=rng.choice(("default", "other")),
+            )
+        )
+    gentle = seed % 2 == 0
+    troubles: tuple[Trouble, ...] = (Trouble.PRIORITY, Trouble.RESIZE, Trouble.PAUSE, Trouble.KILL_RANK, Trouble.CORDON)
+    if not gentle:
+        troubles = (*troubles, Trouble.KILL_NODE, Trouble.CRASH_SUPERVISOR, Trouble.CRASH_AFTER_COMMIT, Trouble.ADD_NODE)
+    return Scenario(
+        seed=seed,
+        nodes=nodes,
+        jobs=tuple(jobs),
+        troubles=(Trouble.PRIORITY,) if seed % 4 == 0 else troubles,
+        between_s=rng.choice((1.0, 3.0)),
+        trouble_until_s=rng.uniform(10.0, 30.0),
+        gentle=gentle,
+        arrive_s=rng.choice((2.0, 10.0, 20.0)),
     )
 
 

@@ -10,6 +10,7 @@ from orchestrator.domain.events import Command
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import TERMINAL, JobRecord
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project
 from orchestrator.ports import Commit
 
 from .checkers import Checker
@@ -23,6 +24,7 @@ class SimStore:
         self.quarantine: tuple[Quarantine, ...] = ()
         self.cordons: tuple[Cordon, ...] = ()
         self.admissions: tuple[Admission, ...] = ()
+        self.projects: tuple[Project, ...] = ()
         self.term = Term(0)
         self._checker = checker
         self._encoded: dict[JobId, bytes] = {}
@@ -48,6 +50,8 @@ class SimStore:
             self.cordons = codec.decode(tuple[Cordon, ...], codec.encode(commit.cordons))
         if commit.admissions is not None:
             self.admissions = codec.decode(tuple[Admission, ...], codec.encode(commit.admissions))
+        if commit.projects is not None:
+            self.projects = codec.decode(tuple[Project, ...], codec.encode(commit.projects))
         self._checker.committed(self.jobs, commit)
         for job, record in commit.jobs.items():
             self.jobs[job] = record

@@ -71,7 +71,16 @@ class SimSupervisor:
         kept = {one.node: one for one in world.store.cordons}
         fit = {one.node: one for one in world.store.admissions}
         checks = world.scenario.checks
-        self._state = State(jobs=jobs, root="/shared", quarantine=held, cordons=kept, admissions=fit, checks=checks)
+        projects = {one.name: one for one in world.store.projects}
+        self._state = State(
+            jobs=jobs,
+            root="/shared",
+            quarantine=held,
+            cordons=kept,
+            admissions=fit,
+            checks=checks,
+            projects=projects,
+        )
         self._news: list[News] = []
         self._unsaved = Unsaved()
         self._turn: Timer | None = None

@@ -75,6 +75,7 @@ class Supervisor:
             cordons={one.node: one for one in loaded.cordons},
             admissions={one.node: one for one in loaded.admissions},
             checks=self._checks,
+            projects={one.name: one for one in loaded.projects},
         )
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -16,6 +16,7 @@ from orchestrator.domain.events import HistoryEntry, Input, StepRecord
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project, Waiting
 from orchestrator.ports import Commit
 
 from .kernel import Stepped
@@ -52,6 +53,8 @@ class Unsaved:
     _quarantine: tuple[Quarantine, ...] | None = None
     _cordons: tuple[Cordon, ...] | None = None
     _admissions: tuple[Admission, ...] | None = None
+    _projects: tuple[Project, ...] | None = None
+    _queue: tuple[Waiting, ...] | None = None
 
     def add(self, stepped: Stepped, news: list[News], now: float) -> None:
         self.news += news
@@ -66,6 +69,10 @@ class Unsaved:
             self._cordons = tuple(stepped.state.cordons.values())
         if stepped.admissions_changed:
             self._admissions = tuple(stepped.state.admissions.values())
+        if stepped.projects_changed:
+            self._projects = tuple(stepped.state.projects.values())
+        if stepped.queue_changed:
+            self._queue = stepped.state.queue
         if self.due == inf and (self.news or not self.commit().is_empty):
             self.due = now + LAZY_S
 
@@ -84,5 +91,7 @@ class Unsaved:
             quarantine=self._quarantine,
             cordons=self._cordons,
             admissions=self._admissions,
+            projects=self._projects,
+            queue=self._queue,
             cursor=next((one.cursor for one in reversed(self.news) if one.cursor), None),
         )
