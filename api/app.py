@@ -14,8 +14,8 @@ from .description import describe
 from .live import Lookout
 from .metrics import CountRequests, Metrics
 from .plan_files import PlanRequest
-from .routes import bulk, checkpoints, faults, health, jobs, live, nodes, plans, schemas, streams
-from .schemas import AddNodeRequest, DrainRequest, JobFile, ResizeRequest
+from .routes import bulk, checkpoints, faults, health, jobs, live, nodes, plans, queue, schemas, streams
+from .schemas import AddNodeRequest, DrainRequest, JobFile, QuotaRequest, ResizeRequest
 from .security import Gatekeeper
 from .selections import SelectionRequest
 from .settings import ApiSettings
@@ -28,6 +28,7 @@ ASKED: tuple[type[BaseModel], ...] = (
     SelectionRequest,
     FaultRequest,
     PlanRequest,
+    QuotaRequest,
 )
 TOLD: tuple[type[BaseModel], ...] = (views.EventView, views.StepView, views.GapView, *live.TOLD.values())
 
@@ -51,7 +52,7 @@ def create_app(desk: Desk, settings: ApiSettings, foreseer: Foreseer | None = No
     app.state.metrics = Metrics(settings.version, settings.max_metric_jobs)
     problems.install(app)
     # streams before jobs: /jobs/{job_id}/events is the longer path.
-    for part in (streams, bulk, jobs, checkpoints, faults, nodes, plans, live, schemas, health):
+    for part in (streams, bulk, jobs, checkpoints, faults, nodes, queue, plans, live, schemas, health):
         app.include_router(part.router)
     dashboard.install(app)
     describe(app, ASKED, TOLD)

@@ -190,7 +190,8 @@ class SimSupervisor:
         self._set_timers_of(None, self._instants())
 
     def _instants(self) -> Mapping[str, float]:
-        return instants(self._state.cordons, self._state.admissions, self.world.clock.now + self._skew_s)
+        now = self.world.clock.now + self._skew_s
+        return instants(self._state.cordons, self._state.jobs.values(), now, self._state.admissions)
 
     def _set_timers(self, job: JobId, record: JobRecord | None) -> None:
         self._set_timers_of(job, deadlines(record) if record else {})

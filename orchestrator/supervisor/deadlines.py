@@ -6,7 +6,7 @@ cluster waits for are instants of the wall clock (`instants`): people gave them,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from orchestrator.domain.admission import Admission, Admittance
 from orchestrator.domain.cordon import Cordon
@@ -60,9 +60,14 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
     return {**found, **({f"{key}:later": looking.after_s} if looking.after_s else {key: LOOK_S})}
 
 
-def instants(cordons: Mapping[NodeId, Cordon], admissions: Mapping[NodeId, Admission], now: float) -> Mapping[str, float]:
+def instants(
+    cordons: Mapping[NodeId, Cordon],
+    jobs: Iterable[JobRecord],
+    now: float,
+    admissions: Mapping[NodeId, Admission] | None = None,
+) -> Mapping[str, float]:
     """key -> seconds until the cluster is to be looked at again; nothing that has passed already."""
-    found = _of_admissions(admissions, now)
+    found = _of_admissions(admissions or {}, now)
     for node, one in cordons.items():
         if not one.removes:
             continue
@@ -70,6 +75,8 @@ def instants(cordons: Mapping[NodeId, Cordon], admissions: Mapping[NodeId, Admis
             found[f"goes:{node}:{one.deadline}"] = one.deadline - now
         if one.removed_at:
             found[f"gone:{node}:{one.removed_at}"] = one.removed_at + ASK_AGAIN_S - now
+    for record in jobs:
+        found |= {key: at - now for key, at in due(record).items()}
     return {key: seconds for key, seconds in found.items() if seconds > 0}
 
 
@@ -83,6 +90,16 @@ def _of_admissions(admissions: Mapping[NodeId, Admission], now: float) -> dict[s
         elif one.asked_at is not None:
             found[f"waited:{node}:{one.number}"] = one.asked_at + admission.CHECK_S - now
             found[f"check:{node}:{one.number}"] = one.asked_at + admission.ASK_AGAIN_S - now
+    return found
+
+
+def due(record: JobRecord) -> dict[str, float]:
+    """key -> wall clock of the deadlines that its owner gave it, those that are running."""
+    spec, turn, found = record.spec, record.turn, {}
+    if spec.start_by_s and record.started_at is None:
+        found[f"begin:{record.id}"] = record.created_at + spec.start_by_s
+    if spec.max_runtime_s and turn.held_since is not None:
+        found[f"end:{record.id}:{turn.held_since}"] = turn.held_since + spec.max_runtime_s - turn.held_s
     return found
 
 

@@ -43,7 +43,7 @@ def standing(bench: Bench, node: NodeId) -> Admittance:
 def waited(bench: Bench, seconds: float) -> Bench:
     """Until every instant that comes within that time has been waited for."""
     until = bench.now + seconds
-    while soon := {k: s for k, s in instants({}, bench.kernel.admissions, bench.now).items() if bench.now + s <= until}:
+    while soon := {k: s for k, s in instants({}, (), bench.now, bench.kernel.admissions).items() if bench.now + s <= until}:
         key = min(soon, key=lambda one: soon[one])
         bench.now += soon[key]
         bench.tell(InstantCame(key=key))
