@@ -28,9 +28,12 @@ class Admissions:
     """Mutable, and alive for one kernel step only."""
 
     def __init__(self, known: Mapping[NodeId, Admission], now: float, checks: bool) -> None:
-        self._before = dict(known) if checks else {}
+        self._before: Mapping[NodeId, Admission] = known if checks else {}
         self._known = dict(self._before)
+        self._touched: set[NodeId] = set()
+        """Only these can have changed: the others of a large cluster need not be looked at."""
         self._now = now
+        self._unfit: frozenset[NodeId] | None = None
         self.checks = checks
 
     @property
@@ -39,25 +42,29 @@ class Admissions:
 
     @property
     def has_changed(self) -> bool:
-        return self._known != self._before
+        return any(self._known.get(node) != self._before.get(node) for node in self._touched)
 
     @property
     def refused(self) -> frozenset[NodeId]:
         """Jobs are to leave these where they can."""
-        return frozenset(node for node, one in self._known.items() if one.standing is Admittance.REFUSED)
+        return frozenset(node for node in self.unfit if self._known[node].standing is Admittance.REFUSED)
 
     @property
     def newly_refused(self) -> tuple[Admission, ...]:
-        before = {node for node, one in self._before.items() if one.standing is Admittance.REFUSED}
-        return tuple(self._known[node] for node in sorted(self.refused - before))
+        return tuple(
+            self._known[node]
+            for node in sorted(self.refused & self._touched)
+            if node not in self._before or self._before[node].standing is not Admittance.REFUSED
+        )
 
     @property
     def newly_admitted(self) -> tuple[Admission, ...]:
         """Those that had been refused, or accused."""
         return tuple(
             one
-            for node, one in sorted(self._known.items())
-            if one.standing is Admittance.ADMITTED
+            for node in sorted(self._touched)
+            if (one := self._known.get(node)) is not None
+            and one.standing is Admittance.ADMITTED
             and (before := self._before.get(node)) is not None
             and before.standing is not Admittance.ADMITTED
             and (before.was_admitted or before.strikes)
@@ -66,13 +73,15 @@ class Admissions:
     @property
     def awaits_checks(self) -> bool:
         """Some nodes will be known to be fit, or not, in a moment."""
-        return any(_is_awaited(one, self._now) for one in self._known.values())
+        return any(_is_awaited(self._known[node], self._now) for node in self.unfit)
 
-    def closed_to(self, present: Collection[NodeId]) -> frozenset[NodeId]:
-        """Nodes on which a job that is present on some may not be planned: what is there is not taken away."""
-        return frozenset(
-            node for node, one in self._known.items() if one.standing is not Admittance.ADMITTED and node not in present
-        )
+    @property
+    def unfit(self) -> frozenset[NodeId]:
+        """Nodes on which nothing new may be placed; what a job has there is not taken away."""
+        if self._unfit is None:
+            fit = Admittance.ADMITTED
+            self._unfit = frozenset(node for node, one in self._known.items() if one.standing is not fit)
+        return self._unfit
 
     def see(self, nodes: Iterable[Node], occupied: Collection[NodeId], leaving: Collection[NodeId]) -> None:
         """The cluster as it is now. occupied: what a job trains on is fit as far as anybody knows.
@@ -86,18 +95,19 @@ class Admissions:
             known = self._known.get(id)
             if node.status is NodeStatus.UP:
                 if known is None:
-                    self._known[id] = admission.is_new(id, node.life, self._now)
+                    self._put(id, admission.is_new(id, node.life, self._now))
                     if id in occupied:
-                        self._known[id] = replace(self._known[id], standing=Admittance.ADMITTED, why="")
+                        self._put(id, replace(self._known[id], standing=Admittance.ADMITTED, why=""))
                 elif not known.is_here or (node.life and known.life != node.life):
-                    self._known[id] = admission.came_back(known, node.life, self._now)
+                    self._put(id, admission.came_back(known, node.life, self._now))
             elif known is not None:
-                self._known[id] = admission.went_away(known, node.status is NodeStatus.LOST, self._now)
+                self._put(id, admission.went_away(known, node.status is NodeStatus.LOST, self._now))
         for id, known in list(self._known.items()):
             if id not in here:
-                self._known[id] = known = admission.went_away(known, True, self._now)
+                known = admission.went_away(known, True, self._now)
+                self._put(id, known)
             if known.is_lost and (id in leaving or admission.is_forgettable(known, self._now)):
-                del self._known[id]
+                self._drop(id)
 
     def accuse(self, incident: Incident) -> None:
         """A recovery is over, so that checking disturbs nobody; of what a node may be the reason of, it is asked."""
@@ -107,7 +117,7 @@ class Admissions:
             if node in self._known:
                 others = tuple(other for other in nodes if other != node)
                 why = f"a fault points at it: {fault.message}"
-                self._known[node] = admission.accused(self._known[node], why, others, self._now)
+                self._put(node, admission.accused(self._known[node], why, others, self._now))
 
     def hear(self, said: NodeChecked, kinds: Mapping[NodeId, str]) -> None:
         known = self._known.get(said.node)
@@ -123,7 +133,7 @@ class Admissions:
         ]
         tried = {*known.failed, known.peer}
         others = any(node not in tried for node in self._peers(said.node))
-        self._known[said.node] = admission.answered(known, said.found, kind, peers, others, self._now)
+        self._put(said.node, admission.answered(known, said.found, kind, peers, others, self._now))
 
     def release(self, node: NodeId) -> bool:
         """An operator vouches for a node: nothing is held against it any more, but it is checked. Whether anything was."""
@@ -131,13 +141,14 @@ class Admissions:
         if known is None or not (known.strikes or known.ends):
             return False
         fresh = admission.checking(replace(known, strikes=0, ends=()), "an operator released it", self._now)
-        self._known[node] = fresh if known.standing is Admittance.REFUSED else replace(known, strikes=0, ends=())
+        self._put(node, fresh if known.standing is Admittance.REFUSED else replace(known, strikes=0, ends=()))
         return True
 
     def due(self) -> tuple[CheckNode, ...]:
         """Checks to ask for now."""
         asked = []
-        for node, known in sorted(self._known.items()):
+        for node in sorted(self.unfit):
+            known = self._known[node]
             if not known.is_here:
                 continue
             if known.standing is Admittance.REFUSED and not 0 <= self._now - known.since < parole_s(known):
@@ -150,8 +161,19 @@ class Admissions:
                 peer = next(iter([*first, *left]), None)
                 known = replace(known, number=known.number + 1, asked_at=self._now, peer=peer)
                 asked.append(CheckNode(node=node, number=known.number, peer=peer))
-            self._known[node] = known
+            self._put(node, known)
         return tuple(asked)
+
+    def _put(self, node: NodeId, one: Admission) -> None:
+        if one is not self._known.get(node):
+            self._known[node] = one
+            self._touched.add(node)
+            self._unfit = None
+
+    def _drop(self, node: NodeId) -> None:
+        del self._known[node]
+        self._touched.add(node)
+        self._unfit = None
 
     def _peers(self, node: NodeId) -> list[NodeId]:
         """Those that could take part, the fit ones first: each has another one to begin with."""

@@ -82,12 +82,6 @@ def test_jobs_end_well_beside_nodes_that_are_not_fit(seed: int) -> None:
 
 
 def test_a_kernel_that_believes_every_node_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.supervisor.admitting.Admissions.closed_to", lambda self, present: frozenset())
-    monkeypatch.setattr("orchestrator.supervisor.admitting.Admissions.awaits_checks", False)
-    monkeypatch.setattr("orchestrator.supervisor.admitting.Admissions.refused", frozenset())
-    world = a_world()
-    until(world, 10.0)
-    world.unfit.add(NEW)
-    world.add_node(2)
+    monkeypatch.setattr("orchestrator.supervisor.admitting.Admissions.unfit", frozenset())
     with pytest.raises(Violation, match="not found fit"):
-        until(world, 30.0)
+        until(a_world(), 30.0)
