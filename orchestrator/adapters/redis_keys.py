@@ -50,6 +50,10 @@ def job(id: JobId) -> str:
     return f"{PREFIX}job:{id}"
 
 
+def ids(id: JobId) -> str:
+    return f"{job(id)}:ids"
+
+
 def stream(id: JobId, kind: str) -> str:
     return f"{job(id)}:{kind}"
 
