@@ -1424,6 +1424,11 @@ export interface components {
          * @description One line of a list of jobs.
          */
         JobSummary: {
+            /**
+             * Archived At
+             * @default null
+             */
+            archived_at: string | null;
             /** Created At */
             created_at: string;
             /** Finished At */
@@ -1474,6 +1479,11 @@ export interface components {
         };
         /** JobView */
         JobView: {
+            /**
+             * Archived At
+             * @default null
+             */
+            archived_at: string | null;
             /**
              * At Risk
              * @default
