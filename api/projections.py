@@ -186,6 +186,7 @@ def _summary(record: JobRecord) -> dict[str, object]:
     return {
         "id": record.id,
         "name": record.spec.name,
+        "project": record.spec.project,
         "status": status_of(record.state).value,
         "reason": aside_of(record) or reason_of(record.state),
         "generation": record.generation,

@@ -199,6 +199,7 @@ class JobFile(Request):
             json_schema_extra={"allowed": "a built-in program such as causal_lm, or module:attribute"},
         ),
     ]
+    project: Name = _default(JobSpec, "project")
     data: DataSection
     train: TrainSection
     model: dict[str, JsonValue] = _default(JobSpec, "model")

@@ -232,6 +232,7 @@ class JobSummary(View):
 
     id: str
     name: str
+    project: str = "default"
     status: str
     reason: str
     generation: int

@@ -1,4 +1,4 @@
-"""The API's process: the desk on Redis behind the app, on loopback. Ends within seconds, open event streams or not."""
+"""The API's process: the desk on Redis behind the app. Ends within seconds, open event streams or not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from pathlib import Path
 import uvicorn
 
 from api.app import create_app
-from api.settings import ApiSettings
+from api.settings import LOOPBACK, ApiSettings
+from api.tokens import digest
 from orchestrator.adapters.embedded_redis import EmbeddedRedis
 from orchestrator.adapters.plan_process import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.redis_desk import RedisDesk
+from orchestrator.adapters.redis_keyring import RedisKeyring
+from orchestrator.domain.errors import Refused
+
+from .owner import own_token, require_auth
 
 GRACE_S = 2
 """Between the signal to stop and cutting the streams that are still open: readers come back with their last id."""
@@ -25,17 +30,32 @@ def main() -> None:
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--chaos", action="store_true", help="allow POST /api/v1/faults")
+    parser.add_argument("--host", default="127.0.0.1", help="where it listens; others than loopback need auth")
+    parser.add_argument("--no-auth", action="store_true", help="ask nobody who they are; on loopback only")
     asked = parser.parse_args()
-    asyncio.run(serve(asked.state_dir.resolve(), asked.port, asked.chaos))
+    try:
+        require_auth(asked.host, not asked.no_auth)
+    except Refused as error:
+        raise SystemExit(error.message) from error
+    asyncio.run(serve(asked.state_dir.resolve(), asked.host, asked.port, asked.chaos, not asked.no_auth))
 
 
-async def serve(state_dir: Path, port: int, chaos: bool) -> None:
-    desk = RedisDesk(EmbeddedRedis(state_dir).address, timeout_s=0.9)
-    settings = ApiSettings(state_dir=state_dir, chaos=chaos, version=_version())
-    app = create_app(desk, settings, ThreadForeseer(SubprocessProber()))
+async def serve(state_dir: Path, host: str, port: int, chaos: bool, has_auth: bool = True) -> None:
+    address = EmbeddedRedis(state_dir).address
+    desk = RedisDesk(address, timeout_s=0.9)
+    keyring = RedisKeyring(address, timeout_s=0.9)
+    settings = ApiSettings(
+        state_dir=state_dir,
+        chaos=chaos,
+        version=_version(),
+        local_digest=digest(own_token(state_dir)),
+        allowed_hosts=tuple(dict.fromkeys((*LOOPBACK, host))),
+    )
+    app = create_app(desk, settings, ThreadForeseer(SubprocessProber()), keyring if has_auth else None)
     config = uvicorn.Config(
         app,
-        host="127.0.0.1",
+        host=host,
+        server_header=False,
         port=port,
         lifespan="off",
         log_level="info",
@@ -46,6 +66,7 @@ async def serve(state_dir: Path, port: int, chaos: bool) -> None:
         await uvicorn.Server(config).serve()
     finally:
         await desk.close()
+        await keyring.close()
 
 
 def _version() -> str:

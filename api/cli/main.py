@@ -10,7 +10,7 @@ import typer
 
 from api.client.errors import ClientError
 
-from . import adopt, chaos, checkpoints, cluster, jobs, plans, verbs
+from . import access, adopt, chaos, checkpoints, cluster, jobs, plans, verbs
 from .session import DEFAULT_STATE_DIR, Guarded, Session, out, print_json, session_of
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Elastic, fault-tolerant training: submit a job, watch it, kill what it runs on, watch it go on.",
     epilog="JOB is a job's id, the name of its newest job, or [cyan]last[/cyan]. Exit status: 0 succeeded, 100 failed, "
-    "101 not finished, 102 not found, 103 cancelled, 2 usage, 4 no server, 130 detached.",
+    "101 not finished, 102 not found, 103 cancelled, 2 usage, 3 not allowed, 4 no server, 130 detached.",
 )
 
 
@@ -65,3 +65,4 @@ cluster.register(app)
 checkpoints.register(app)
 adopt.register(app)
 chaos.register(app)
+access.register(app)

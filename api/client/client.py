@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import httpx2
 
+from api.access_shapes import DAY_S, AuditPage, CodeView, MintedView, TokenView, WhoView
 from api.chaos import FaultRequest
 from api.documents import load_mapping
 from api.plan_views import ForecastView
@@ -39,6 +40,7 @@ from api.views import (
 )
 from orchestrator.domain.errors import Refused
 
+from .credentials import headers_for
 from .errors import ApiError, StillRunning, Unreachable
 from .retry import Budget
 
@@ -63,13 +65,18 @@ class LogChunk:
 
 
 class Client:
-    """Raises ApiError, Unreachable. retry_s: how long to try a server that does not answer (it may be restarting)."""
+    """Raises ApiError, Unreachable. retry_s: how long to try a server that does not answer (it may be restarting).
 
-    def __init__(self, base_url: str, *, timeout_s: float = 10.0, retry_s: float = 10.0) -> None:
+    token: where it is left out, EVERSTEP_TOKEN, the file EVERSTEP_TOKEN_FILE, or that of a server you have started here.
+    """
+
+    def __init__(self, base_url: str, *, token: str | None = None, timeout_s: float = 10.0, retry_s: float = 10.0) -> None:
         self.base_url = base_url.rstrip("/")
         self._retry_s = retry_s
         # A proxy of the environment must not see requests to this machine.
-        self._http = httpx2.Client(base_url=self.base_url, timeout=timeout_s, trust_env=False)
+        self._http = httpx2.Client(
+            base_url=self.base_url, timeout=timeout_s, trust_env=False, headers=headers_for(self.base_url, token)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -281,6 +288,42 @@ class Client:
 
     def server_version(self) -> str:
         return str(self._json("GET", "/healthz")["version"])
+
+    # --- access --------------------------------------------------------------------------------------------------------
+
+    def whoami(self) -> WhoView:
+        """Whose token this client has, and what it may do."""
+        return WhoView.model_validate(self._json("GET", "/api/v1/whoami"))
+
+    def create_token(
+        self,
+        name: str,
+        roles: Sequence[str] = ("operator",),
+        *,
+        projects: Sequence[str] = (),
+        expires_s: float | None = 90 * DAY_S,
+    ) -> MintedView:
+        """Its text is in this answer and nowhere else. expires_s: from now; None: never."""
+        body = {"name": name, "roles": list(roles), "projects": list(projects), "expires_s": expires_s}
+        return MintedView.model_validate(self._json("POST", "/api/v1/tokens", json=body, repeatable=False))
+
+    def tokens(self) -> list[TokenView]:
+        """Oldest first."""
+        return [TokenView.model_validate(item) for item in self._json("GET", "/api/v1/tokens")]
+
+    def revoke_token(self, token: str) -> TokenView:
+        """By its id."""
+        return TokenView.model_validate(self._json("DELETE", f"/api/v1/tokens/{quote(token, safe='')}"))
+
+    def login_link(self) -> str:
+        """Signs a browser in, once, with the rights of this client's token."""
+        code = CodeView.model_validate(self._json("POST", "/api/v1/session/codes", repeatable=False))
+        return f"{self.base_url}{code.path}"
+
+    def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
+        """What was asked for, newest first."""
+        params = {"limit": limit} | ({"cursor": cursor} if cursor else {})
+        return AuditPage.model_validate(self._json("GET", "/api/v1/audit", params=params))
 
     # --- sending -------------------------------------------------------------------------------------------------------
 

@@ -138,6 +138,8 @@ class JobSpec:
     name: str
     program: str
     """A built-in program's name (`causal_lm`) or `module:attribute`."""
+    project: str = "default"
+    """Whose job it is: tokens may be limited to projects."""
     data: DataSpec
     train: TrainSpec
     model: type_json = field(default_factory=dict)
