@@ -8,7 +8,7 @@ WEB := $(shell find api/web -name node_modules -prune -o -type f -print)
 # Node is a PyPI wheel; its npm finds it by the path.
 NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix api/web
 
-.PHONY: setup demo test soak lint check format client clean
+.PHONY: setup demo test soak lint lint-python lint-web check format client clean
 
 setup: $(STAMP)
 
@@ -19,9 +19,10 @@ $(STAMP): pyproject.toml deploy/setup.sh hatch_build.py $(WEB)
 demo: $(STAMP)  ## The main job: train, lose a node, recover, get a node back, finish.
 	$(BIN)/python -m deploy.demo
 
-# What is computed or served runs two files at a time; whatever trains has the machine to itself. Both run in any case.
+# What is computed or served, and ranks no clock is held to, run two files at a time; whatever else trains has the machine
+# to itself. Both run in any case.
 COMPUTED := tests/unit tests/sim
-BESIDE := $(COMPUTED) tests/contract tests/service
+BESIDE := $(COMPUTED) tests/contract tests/service tests/ranks
 PAIRED := --numprocesses 2 --dist loadfile
 
 test: $(STAMP)  ## Every test.
@@ -31,11 +32,15 @@ test: $(STAMP)  ## Every test.
 soak: $(STAMP)  ## Hundreds of random faults on one job, compared with its undisturbed twin.
 	$(BIN)/python -m benchmarks.chaos --json --faults 200
 
-lint: $(STAMP)
+lint: lint-python lint-web
+
+lint-python: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lint-web: $(STAMP)
 	[ "$${EVERSTEP_SKIP_DASHBOARD:-0}" = 1 ] || $(NPM) run --silent check
 
 check: lint  ## The fast gate, a minute or two.

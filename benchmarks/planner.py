@@ -32,7 +32,6 @@ from orchestrator.planner.ask import Ask, Batch, Planned
 from orchestrator.planner.calibrate import Bounds, Run, fit, mean_error, predict
 from orchestrator.planner.constants import Constants
 from orchestrator.planner.machines import Machines, NodeGroup, machines
-from orchestrator.planner.memory import Rules
 from orchestrator.planner.model import Shape, of_shape
 from orchestrator.planner.placement import place
 from orchestrator.planner.replan import Current, Index, Outlook, replan
@@ -104,7 +103,7 @@ def _opt(devices: int) -> Callable[[], Ask]:
     def ask() -> Ask:
         cluster = _cluster({kind: devices for kind in kinds})
         batches = tuple(Batch(samples=size, micro_batches=1024 // size) for size in (1, 2, 4, 8))
-        return Ask(model=of_shape(OPT_350M), machines=cluster, batches=batches, recompute=(False, True), rules=Rules())
+        return Ask(model=of_shape(OPT_350M), machines=cluster, batches=batches, recompute=(False, True), uneven=True)
 
     return ask
 
@@ -113,7 +112,7 @@ def _llama() -> Callable[[], Ask]:
     def ask() -> Ask:
         cluster = _cluster({"B200": 4096, "H100": 8192, "A100": 8192, "V100": 4096})
         batches = tuple(Batch(samples=size, micro_batches=8192 // size) for size in (1, 2))
-        return Ask(model=of_shape(LLAMA_70B), machines=cluster, batches=batches, recompute=(False, True), rules=Rules())
+        return Ask(model=of_shape(LLAMA_70B), machines=cluster, batches=batches, recompute=(False, True), uneven=True)
 
     return ask
 

@@ -11,6 +11,22 @@ if sys.version_info < (3, 11):
     sys.exit(f"Everstep needs Python 3.11 or newer, this is {sys.version.split()[0]}; set PYTHON=/path/to/python3.11")
 CHECK
 
+debian_packages() {
+  declare -A packages=([redis-server]=redis-server [ip]=iproute2 [iptables]=iptables [chromium]=chromium)
+  missing=()
+  for tool in "${!packages[@]}"; do
+    command -v "$tool" >/dev/null || missing+=("${packages[$tool]}")
+  done
+  if [ "${#missing[@]}" -gt 0 ] && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+    export DEBIAN_FRONTEND=noninteractive
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >/dev/null 2>&1 ||
+      echo "${missing[*]} not to be had from apt; tests that need them are skipped, and the bundled Redis serves" >&2
+  fi
+}
+
+debian_packages &  # meanwhile, for a minute
+debian=$!
+
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[server,worker,dev]'
 
@@ -19,13 +35,4 @@ if [ "${EVERSTEP_SKIP_DASHBOARD:-0}" != 1 ]; then
   PATH="$(cd "$venv/bin" && pwd):$PATH" npm --prefix api/web ci --ignore-scripts --no-audit --no-fund --prefer-offline --silent
 fi
 
-declare -A packages=([redis-server]=redis-server [ip]=iproute2 [iptables]=iptables [chromium]=chromium)
-missing=()
-for tool in "${!packages[@]}"; do
-  command -v "$tool" >/dev/null || missing+=("${packages[$tool]}")
-done
-if [ "${#missing[@]}" -gt 0 ] && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-  export DEBIAN_FRONTEND=noninteractive
-  { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >/dev/null 2>&1 ||
-    echo "${missing[*]} not to be had from apt; tests that need them are skipped, and the bundled Redis serves" >&2
-fi
+wait "$debian"

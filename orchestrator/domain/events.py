@@ -227,6 +227,13 @@ class DeadlinePassed:
     key: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstantCame:
+    """An instant named by `instants(state)` has come: what hangs on it is looked at, whether or not there is other news."""
+
+    key: str
+
+
 Input: TypeAlias = (
     Command
     | ProgramProbed
@@ -242,6 +249,7 @@ Input: TypeAlias = (
     | NodesSeen
     | EffectDone
     | DeadlinePassed
+    | InstantCame
 )
 
 # --- history -------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 they are pure and are used by real workers and by the simulator alike.
 
     bucket address space      |-- line a, part --|pad|-- line b, part --|pad|
-    cut between its members   |    member 0    |    member 1    |  member 2  |     (block-aligned)
+    cut between its members   |    member 0    |      member 1      | member 2 |   (by their shares, block-aligned)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
 from .ids import Device, NodeId, Rank
 from .plan import Pipeline, Plan, Seat
@@ -30,7 +31,8 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Lines with the same users, laid end to end (each padded to a block) and cut into one range per member.
+    """Lines with the same users, laid end to end (each padded to a block) and cut into one range per member, as long as
+    its share.
 
     `members` reduce into and gather from each other, in this fixed order: pipelines first, then stages, then tp.
     `cuts` has one more entry than `members`; member j owns addresses cuts[j]..cuts[j+1]-1.
@@ -92,7 +94,7 @@ def _buckets(pipelines: tuple[Pipeline, ...], profile: Profile) -> tuple[Bucket,
                     decay=not plain,
                     parts=tuple(parts),
                     members=members,
-                    cuts=_cuts(offset, len(members)),
+                    cuts=_cuts(offset, _weights(plan, layers, members)),
                 )
             )
     return tuple(made)
@@ -258,9 +260,18 @@ def _users(plan: Plan, layers: tuple[int, ...], tp: int | None) -> tuple[Rank, .
     )
 
 
-def _cuts(size: int, shares: int) -> tuple[int, ...]:
-    num_blocks = size // BLOCK
-    return tuple(num_blocks * j // shares * BLOCK for j in range(shares + 1))
+def _weights(plan: Plan, layers: tuple[int, ...], members: tuple[Rank, ...]) -> list[int]:
+    """What each member owns against the others; all alike where not every stage says."""
+    stages = [plan.stage_at(plan.seats[rank]) for rank in members]
+    # Of a tied line a stage may use any: it counts by the first that it holds.
+    held = [next(layer for layer in layers if stage.first <= layer < stage.last) for stage in stages]
+    weights = [stage.share_of(layer) for stage, layer in zip(stages, held, strict=True)]
+    return weights if all(stage.shares for stage in stages) and any(weights) else [1] * len(members)
+
+
+def _cuts(size: int, weights: list[int]) -> tuple[int, ...]:
+    num_blocks, total = size // BLOCK, sum(weights)
+    return tuple(num_blocks * reached // total * BLOCK for reached in accumulate(weights, initial=0))
 
 
 def _padded(width: int) -> int:

@@ -23,6 +23,19 @@ class Stage:
     first: int
     last: int
     devices: tuple[Device, ...]
+    shares: tuple[int, ...] = ()
+    """Of each of its layers' state, what it owns against the other stages that hold the layer: weights, one a layer. Empty,
+    for it or for one of those others: all own alike."""
+
+    def __post_init__(self) -> None:
+        if self.shares and len(self.shares) != self.last - self.first:
+            raise ValueError(
+                f"{len(self.shares)} shares for layers {self.first}..{self.last - 1}; give one a layer or none"
+            )
+
+    def share_of(self, layer: int) -> int:
+        """0 where it does not say."""
+        return self.shares[layer - self.first] if self.shares else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

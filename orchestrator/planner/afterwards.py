@@ -12,6 +12,7 @@ from .ask import Ask, Proposal
 from .compose import Member
 from .job import ask_of
 from .machines import Machines, of_devices
+from .owning import fits_as_it_is, with_shares, words
 from .replan import Change, Current, Outlook, placed, replan
 from .search import Benches, price
 
@@ -50,7 +51,13 @@ def after_loss(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | None
     plan = placed(change, current, nodes, devices)
     wanted = request.spec.parallel
     is_allowed = wanted.min_devices <= plan.world_size <= (wanted.max_devices or plan.world_size)
-    return plan if is_allowed and set(plan.devices) <= set(here) else None
+    if not is_allowed or not set(plan.devices) <= set(here):
+        return None
+    # Who goes on owns what it owned, and a part of what is free, unless that is too much for it.
+    if change.kept and fits_as_it_is(plan, request.spec, request.profile, here):
+        return plan
+    shared = with_shares(plan, request.spec, request.profile, here, request.speeds)
+    return shared and replace(shared, reason=shared.reason + words(shared, here))
 
 
 def current_of(plan: Plan, machines: Machines, ask: Ask, benches: Benches) -> Current | None:

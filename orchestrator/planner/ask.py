@@ -35,6 +35,8 @@ class Ask:
     rules: Rules = Rules()
     constants: Constants = Constants()
     measured: Measured = Measured()
+    uneven: bool = False
+    """Plans may give replicas unequal shares of the state, where equal ones do not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class Proposal:
     """Of the pipeline that ends last."""
     memory: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Kind -> bytes of its fullest device, and bytes it has."""
+    is_uneven: bool = False
+    """It fits only where those with more memory own more of the state: placed, its mirrors may still be in the way."""
     bound_s: float = 0.0
     """No plan on these devices is faster: all of them computing all the time, and nothing else."""
     why: str = ""

@@ -66,18 +66,20 @@ def compose(
     replicas: int,
     after: After,
     below: float = float("inf"),
+    owners: int = 0,
 ) -> tuple[Member, ...]:
     """The members of the fastest composition found; none where no pipeline fits, or nothing gets below so many seconds.
 
-    replicas: so many share out state.
+    replicas: about so many pipelines, which share out state; owners: as if so many did, where that is another number.
     """
+    owners = owners or replicas
     most = min(limits.most_depth, len(bench.model.layers), ids)
     if limits.replicas is not None:
         # A number of pipelines is asked for: alike in depth.
         options = [
             found
             for depth in range(limits.least_depth, min(most, ids // limits.replicas, sum(groups) // limits.replicas) + 1)
-            if (found := _of_depth(bench, groups, depth, limits.replicas, replicas))
+            if (found := _of_depth(bench, groups, depth, limits.replicas, owners))
         ]
         return _best([_shared(option, ids, after) for option in options], after)
     depths = range(limits.least_depth, most + 1)
@@ -87,9 +89,9 @@ def compose(
         if not is_counted and sum(groups) <= FEW:
             # About `replicas` pipelines, by leaving out those so short that more would be made.
             depths = range(max(limits.least_depth, sum(groups) // (replicas + 1)), most + 1)
-        solver: _Solver = _Whole(bench, groups, depths, replicas, after, replicas if is_counted else 0)
+        solver: _Solver = _Whole(bench, groups, depths, owners, after, replicas if is_counted else 0)
     else:
-        solver = _Bulk(bench, groups, depths, replicas, after)
+        solver = _Bulk(bench, groups, depths, owners, after)
     return _bisected(solver, ids, after, below)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from orchestrator.domain.foresight import Alternative, Forecast, NodeRow, PlanQuestion
 from orchestrator.domain.ids import NodeId
+from orchestrator.domain.kinds import KINDS
 from orchestrator.domain.plan import Infeasible, Plan
 
 from .ask import NoPlan, Planned, Proposal
 from .job import ask_of, freed, machines_of
 from .machines import Machine, Machines
+from .owning import with_shares, words
 from .placement import place
 from .search import Benches, search
 from .survival import survival
@@ -21,9 +24,10 @@ WORTH_SAYING = 0.02
 MAX_LOSERS = 8
 
 
-def foresee(question: PlanQuestion) -> Forecast | Infeasible:
+def foresee(question: PlanQuestion, uneven: bool = True) -> Forecast | Infeasible:
+    """uneven: replicas may own unequal shares of the state."""
     cluster = machines_of(question.cluster)
-    ask = ask_of(question.spec, question.profile, cluster)
+    ask = replace(ask_of(question.spec, question.profile, cluster), uneven=uneven)
     benches = Benches()
     found = search(ask, benches)
     free = search(freed(ask, question.spec), benches)
@@ -31,6 +35,11 @@ def foresee(question: PlanQuestion) -> Forecast | Infeasible:
         return Infeasible(reason=found.reason + _instead(free), forever=found.forever)
     best = found.best
     plan = place(best, cluster, reason=won_by(best, found.tried))
+    if best.is_uneven:
+        shared = _shared(plan, question, cluster)
+        if shared is None:
+            return foresee(question, uneven=False)
+        plan = shared
     return Forecast(
         shape=best.shape(),
         reason=plan.reason,
@@ -51,8 +60,17 @@ def foresee(question: PlanQuestion) -> Forecast | Infeasible:
     )
 
 
-def _loser(words: str) -> Alternative:
-    shape, _, why = words.partition(": ")
+def _shared(plan: Plan, question: PlanQuestion, cluster: Machines) -> Plan | None:
+    """With everybody's share of the state; None where it does not fit memory, placed as it is."""
+    kinds = {device: machine.key.name for machine in cluster.nodes for device in machine.devices}
+    speeds = {machine.node: machine.key.speed for machine in cluster.nodes}
+    table = KINDS | {kind.name: kind for kind in question.cluster.kinds}
+    shared = with_shares(plan, question.spec, question.profile, kinds, speeds, table)
+    return shared and replace(shared, reason=shared.reason + words(shared, kinds))
+
+
+def _loser(said: str) -> Alternative:
+    shape, _, why = said.partition(": ")
     return Alternative(shape=shape, step_s=None, why=why)
 
 

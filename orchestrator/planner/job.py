@@ -45,6 +45,7 @@ def ask_of(spec: JobSpec, profile: Profile, cluster: Machines, model: Model | No
         recompute=(train.activation_checkpointing,),
         rules=rules_of(spec),
         measured=_pretended(spec, profile, cluster),
+        uneven=True,
     )
 
 

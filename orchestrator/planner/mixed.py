@@ -6,15 +6,18 @@ share this machine's processors whatever they are called, so jobs on them get pl
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device
 from orchestrator.domain.kinds import KINDS
 from orchestrator.domain.plan import Plan
 
 from .afterwards import after_loss
-from .ask import Planned
+from .ask import NoPlan, Planned
 from .job import ask_of
-from .machines import of_devices
+from .machines import Machines, of_devices
+from .owning import with_shares, words
 from .placement import place
 from .replan import Outlook
 from .search import search
@@ -36,7 +39,16 @@ def choose_mixed(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | No
     if (after := after_loss(request, ahead)) is not None:
         return after
     machines = of_devices(request.devices, KINDS, domains=request.domains, speeds=request.speeds)
-    found = search(ask_of(request.spec, request.profile, machines))
+    ask = ask_of(request.spec, request.profile, machines)
+    found = search(ask)
+    plan = _placed(request, machines, found)
+    if plan is None and isinstance(found, Planned) and found.best.is_uneven:
+        plan = _placed(request, machines, search(replace(ask, uneven=False)))
+    return plan
+
+
+def _placed(request: ChoosePlan, machines: Machines, found: Planned | NoPlan) -> Plan | None:
+    """None also where its state does not fit memory, wherever the mirrors turn out to be."""
     wanted = request.spec.parallel
     most = wanted.max_devices or machines.num_devices
     if not isinstance(found, Planned) or not wanted.min_devices <= found.best.num_devices <= most:
@@ -48,4 +60,7 @@ def choose_mixed(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | No
 
     idle = machines.num_devices - found.best.num_devices
     reason = won_by(found.best, found.tried) + (f", {idle} idle" if idle else "")
-    return place(found.best, machines, reason=reason, prefer=stranger)
+    plan = place(found.best, machines, reason=reason, prefer=stranger)
+    kinds = dict(request.devices)
+    shared = with_shares(plan, request.spec, request.profile, kinds, request.speeds)
+    return shared and replace(shared, reason=shared.reason + words(shared, kinds))

@@ -92,7 +92,9 @@ def _cut(pipeline: Pipeline, speeds: Speeds, room: Mapping[Device, float], held:
     bounds = exact_split(seconds, [held] * len(unit), have, [0.0] * len(unit))
     if bounds is None:
         return None
-    stages = tuple(replace(stage, first=bounds[i], last=bounds[i + 1]) for i, stage in enumerate(pipeline.stages))
+    stages = tuple(
+        replace(stage, first=bounds[i], last=bounds[i + 1], shares=()) for i, stage in enumerate(pipeline.stages)
+    )
     is_faster = _pace(stages, speeds).period < _pace(pipeline.stages, speeds).period * (1 - 1e-9)
     return replace(pipeline, stages=stages) if is_faster else pipeline
 

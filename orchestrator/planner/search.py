@@ -18,11 +18,14 @@ from .cost import Breakdown
 from .machines import Machines
 from .memory import usable
 from .pipelines import Bench, Track
+from .uneven import UNCOUNTED, is_tight, memory_of
 from .words import lost_by
 
 KEPT = 3
 TELLS_APART = 0.03
 """Of a step's time: below it the model's order of two plans of one shape is no better than chance."""
+WORTH = 0.02
+"""Share of a step's time that unequal shares of the state must save."""
 COARSE = (12, 16, 24, 32, 48, 64)
 """Guesses are rounded down to these, the last of them at most: what each replica owns hardly changes between them."""
 
@@ -199,6 +202,11 @@ def _proposal(way: _Way, ask: Ask, below: float) -> Proposal | str:
         for found in alike(bench, way.groups, ids, ask.limits, lambda number: _after(bench, number, network)):
             if found and (not members or price(bench, found).total < price(bench, members).total):
                 members = found
+    memory, is_uneven = _memory(bench, members) if members else {}, False
+    # Of many replicas each owns next to nothing, and who owns how much of that matters little.
+    if ask.uneven and sum(way.groups) <= FEW and (other := _uneven(way, ask, members, below)):
+        members, memory = other
+        is_uneven = True
     if not members:
         return f"{shape}: {_why_none(way, ask, below)}"
     return Proposal(
@@ -208,8 +216,24 @@ def _proposal(way: _Way, ask: Ask, below: float) -> Proposal | str:
         keys=tuple(one.key for one in bench.classes),
         members=members,
         breakdown=price(bench, members),
-        memory=_memory(bench, members),
+        memory=memory,
+        is_uneven=is_uneven,
     )
+
+
+def _uneven(
+    way: _Way, ask: Ask, members: tuple[Member, ...], below: float
+) -> tuple[tuple[Member, ...], dict[str, tuple[float, float]]] | None:
+    """Pipelines faster than these that fit where those with more memory own more of the state, and what they need."""
+    bench = way.bench
+    bound = min(below, price(bench, members).total * (1 - WORTH) if members else below)
+    if way.least_s >= bound or not is_tight(bench, min(ask.limits.most_depth, len(ask.model.layers))):
+        return None
+    guess = _guesses(way, ask)[0]
+    after = _after(bench, guess, way.network_gb_s)
+    found = compose(bench, way.groups, way.batch.micro_batches, ask.limits, guess, after, bound, owners=UNCOUNTED)
+    memory = memory_of(bench, found) if found and price(bench, found).total < bound else None
+    return None if memory is None else (found, memory)
 
 
 def _guesses(way: _Way, ask: Ask) -> list[int]:

@@ -5,7 +5,7 @@ It may crash between any two instants, also between a commit and its effects, or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import (
@@ -29,6 +29,7 @@ from orchestrator.domain.events import (
     EffectDone,
     HostSaid,
     Input,
+    InstantCame,
     NodesSeen,
     PlanChosen,
     ProgramProbed,
@@ -38,7 +39,7 @@ from orchestrator.domain.ids import EffectId, JobId, NodeId
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.protocol import OpenHost
 from orchestrator.planner.choose import choose
-from orchestrator.supervisor.deadlines import deadlines
+from orchestrator.supervisor.deadlines import deadlines, instants
 from orchestrator.supervisor.kernel import State, Stepped, step
 from orchestrator.supervisor.unsaved import LAZY_S, News, Unsaved
 
@@ -73,7 +74,7 @@ class SimSupervisor:
         self._committing = False
         self._skew_s = 0.0
         self._lines: dict[tuple[JobId, NodeId], SimLine] = {}
-        self._timers: dict[tuple[JobId, str], Timer] = {}
+        self._timers: dict[tuple[JobId | None, str], Timer] = {}
         self._nodes_seen: object = None
         self._adopt()
         self._watch_nodes()
@@ -172,20 +173,26 @@ class SimSupervisor:
             self._provide(loose)
         for job in stepped.changed:
             self._set_timers(job, stepped.state.jobs.get(job))
+        self._set_timers_of(None, self._instants())
+
+    def _instants(self) -> Mapping[str, float]:
+        return instants(self._state.cordons, self.world.clock.now + self._skew_s)
 
     def _set_timers(self, job: JobId, record: JobRecord | None) -> None:
-        wanted = deadlines(record) if record else {}
+        self._set_timers_of(job, deadlines(record) if record else {})
+
+    def _set_timers_of(self, job: JobId | None, wanted: Mapping[str, float]) -> None:
         for key in [key for key in self._timers if key[0] == job and key[1] not in wanted]:
             self._timers.pop(key).cancel()
         for name, seconds in wanted.items():
             if (job, name) not in self._timers:
                 self._timers[job, name] = self.world.clock.after(seconds, lambda name=name: self._ring(job, name))  # type: ignore[misc]
 
-    def _ring(self, job: JobId, name: str) -> None:
+    def _ring(self, job: JobId | None, name: str) -> None:
         if self.is_dead or self.world.clock.now < self.asleep_until:
             return
         self._timers.pop((job, name), None)
-        self.tell(DeadlinePassed(job=job, key=name), urgent=True)
+        self.tell(DeadlinePassed(job=job, key=name) if job is not None else InstantCame(key=name), urgent=True)
 
     def _restart_timers(self) -> None:
         if self.is_dead:
@@ -195,6 +202,7 @@ class SimSupervisor:
         self._timers.clear()
         for job, record in self._state.jobs.items():
             self._set_timers(job, record)
+        self._set_timers_of(None, self._instants())
 
     def _adopt(self) -> None:
         self._follow_hosts(attached=True)

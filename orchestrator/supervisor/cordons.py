@@ -14,8 +14,7 @@ from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import CordonRequested
 from orchestrator.domain.ids import NodeId
 
-ASK_AGAIN_S = 10.0
-"""A node that was to be taken away and is still there: the provider may not have heard."""
+from .deadlines import ASK_AGAIN_S
 
 
 class Cordons:

@@ -1,12 +1,14 @@
 """How long a job may stay as it is: a pure function of its record, so that a new supervisor restarts every deadline.
 
-A key names what is waited for; the loop starts a timer when a key appears and forgets it when the key goes.
+A key names what is waited for; the loop starts a timer when a key appears and forgets it when the key goes. What the
+cluster waits for are instants of the wall clock (`instants`): people gave them, and a new supervisor keeps them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Closing, JobRecord, Join, Probing, Queued, Reforming, Running, Starting, Stopping
 from orchestrator.recovery.breaker import rest_s
@@ -41,6 +43,8 @@ LOOK_S = 0.7
 """For every host to say what its ranks do, once one of them says that a rank stands still."""
 ISOLATION_MARGIN_S = 60.0
 """Beyond max_isolation_s, after which hosts that nobody can reach have ended their ranks by themselves."""
+ASK_AGAIN_S = 10.0
+"""A node that was to be taken away and is still there: the provider may not have heard."""
 
 
 def deadlines(record: JobRecord) -> Mapping[str, float]:
@@ -50,6 +54,19 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
         return found
     key = f"look:{looking.generation}:{looking.number}"
     return {**found, **({f"{key}:later": looking.after_s} if looking.after_s else {key: LOOK_S})}
+
+
+def instants(cordons: Mapping[NodeId, Cordon], now: float) -> Mapping[str, float]:
+    """key -> seconds until the cluster is to be looked at again; nothing that has passed already."""
+    found = {}
+    for node, one in cordons.items():
+        if not one.removes:
+            continue
+        if one.deadline is not None:
+            found[f"goes:{node}:{one.deadline}"] = one.deadline - now
+        if one.removed_at:
+            found[f"gone:{node}:{one.removed_at}"] = one.removed_at + ASK_AGAIN_S - now
+    return {key: seconds for key, seconds in found.items() if seconds > 0}
 
 
 def _of_state(record: JobRecord) -> Mapping[str, float]:

@@ -30,6 +30,7 @@ from orchestrator.domain.events import (
     HostLost,
     HostSaid,
     Input,
+    InstantCame,
     JobSubmitted,
     NodeRequested,
     NodesSeen,
@@ -196,6 +197,8 @@ class _Cycle:
             case CordonRequested() | UncordonRequested():
                 self._cordon(one)
                 return
+            case InstantCame():
+                return  # what hangs on it is looked at in every step
         if one.job not in self.jobs:
             return  # late news of a job that has ended
         draft = self._draft(one.job)

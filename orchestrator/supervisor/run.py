@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 
 import structlog
 
 from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable
-from orchestrator.domain.events import DeadlinePassed, EffectDone, Input, NodesSeen
+from orchestrator.domain.events import DeadlinePassed, EffectDone, Input, InstantCame, NodesSeen
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.protocol import OpenHost
 from orchestrator.ports import Commit
 
 from .acting import Hands, World
-from .deadlines import deadlines
+from .deadlines import deadlines, instants
 from .host_line import HostLine
 from .kernel import State, Stepped, step
 from .unsaved import LAZY_S, News, Unsaved
@@ -52,7 +52,8 @@ class Supervisor:
         self._urgent = asyncio.Event()
         self._any = asyncio.Event()
         self._lines: dict[tuple[JobId, NodeId], HostLine] = {}
-        self._timers: dict[tuple[JobId, str], float] = {}
+        self._timers: dict[tuple[JobId | None, str], float] = {}
+        """Of jobs, and of the cluster: when they ring, on the monotonic clock."""
         self._hands = Hands(world, lambda one: self._tell(one, urgent=True))
         self._term = Term(0)
         self._state = State(root=root)
@@ -90,7 +91,8 @@ class Supervisor:
             news, self._news = self._news, []
             self._urgent.clear()
             self._any.clear()
-            stepped = step(self._clock() + self._hands.skew_s, self._state, [one.one for one in news])
+            now = self._clock() + self._hands.skew_s
+            stepped = step(now, self._state, [one.one for one in news])
             self._state = stepped.state
             self._unsaved.add(stepped, news, time.monotonic())
             # Nothing is done before it is recorded; what leads to nothing yet can be recorded with what follows. Should
@@ -103,6 +105,7 @@ class Supervisor:
             for loose in stepped.loose:
                 self._hands.provide(loose)
             self._set_timers(stepped)
+            self._set_timers_of(None, instants(self._state.cordons, now))
 
     async def _wait_for_news(self) -> None:
         """Urgent news at once, routine news after a moment, deadlines when they come."""
@@ -127,7 +130,7 @@ class Supervisor:
         for (job, key), at in list(self._timers.items()):
             if at <= now:
                 del self._timers[job, key]
-                self._news.append(News(DeadlinePassed(job=job, key=key)))
+                self._news.append(News(DeadlinePassed(job=job, key=key) if job is not None else InstantCame(key=key)))
 
     async def _save(self) -> None:
         unsaved, self._unsaved = self._unsaved, Unsaved()
@@ -149,13 +152,15 @@ class Supervisor:
                 raise LeaseLost(str(error)) from error
 
     def _set_timers(self, stepped: Stepped) -> None:
-        now = time.monotonic()
         for job in stepped.changed:
-            wanted = deadlines(stepped.state.jobs[job]) if job in stepped.state.jobs else {}
-            for timer in [timer for timer in self._timers if timer[0] == job and timer[1] not in wanted]:
-                del self._timers[timer]
-            for key, seconds in wanted.items():
-                self._timers.setdefault((job, key), now + seconds)
+            self._set_timers_of(job, deadlines(stepped.state.jobs[job]) if job in stepped.state.jobs else {})
+
+    def _set_timers_of(self, job: JobId | None, wanted: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        for timer in [timer for timer in self._timers if timer[0] == job and timer[1] not in wanted]:
+            del self._timers[timer]
+        for key, seconds in wanted.items():
+            self._timers.setdefault((job, key), now + seconds)
 
     def _adopt(self) -> None:
         """Take up what an earlier supervisor left: poll its hosts, carry out what it had committed, restart deadlines."""

@@ -36,8 +36,8 @@ def test_a_slow_rank_gets_fewer_micro_batches_and_no_step_is_lost(tmp_path: Path
                     await rig.store.command(slow)
                 if not changed_at and isinstance(job.state, Running) and len(_shares(job.state)) > 1:
                     changed_at = step
-                if changed_at and step == changed_at + 3:
-                    assert isinstance(job.state, Running) and min(_shares(job.state)) == _shares(job.state)[-1]
+                if changed_at and step >= changed_at + 3 and isinstance(job.state, Running):
+                    assert min(_shares(job.state)) == _shares(job.state)[-1]
                     await rig.store.command(CancelRequested(job=JOB))
 
             job = await rig.run(spec, follow)

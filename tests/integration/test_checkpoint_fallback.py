@@ -19,13 +19,15 @@ from tests.rig import JOB, a_rig
 from tests.saved import save, state_of
 
 pytestmark = pytest.mark.timeout(180)
-EVERY = 20
+EVERY = 10
 """Steps: enough for a busy disk to have written one checkpoint well before the next is due."""
+LAYER_S = 0.003
+"""Steps are paced: none comes between a look at the newest checkpoint and what is done then, however fast the machine."""
 
 
 def test_training_goes_back_to_a_checkpoint_that_can_be_read_and_is_what_was_saved(tmp_path: Path) -> None:
     """One rank alone: whatever it held is lost with it."""
-    spec = a_job(steps=ENDLESS)
+    spec = a_job(steps=ENDLESS, micro_batches=4, micro_batch_size=1, emulated_layer_s=LAYER_S)
     spec = replace(
         spec,
         parallel=ParallelSpec(tp=1, pp=1, dp=1),

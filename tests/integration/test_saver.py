@@ -89,7 +89,7 @@ def test_a_saver_killed_at_any_moment_loses_nothing_and_nothing_is_said_twice(
     random = Random(5)
 
     async def scenario() -> None:
-        async with supervised(saving(tmp_path, every=10, steps=120), tmp_path, ONE) as s:
+        async with supervised(saving(tmp_path, every=10, steps=400), tmp_path, ONE) as s:
             host = s.hosts[ONE[0]]
             await running(s, 1)
             pids: list[int] = []
@@ -107,7 +107,7 @@ def test_a_saver_killed_at_any_moment_loses_nothing_and_nothing_is_said_twice(
                 if host.saver_pid:
                     os.kill(host.saver_pid, signal.SIGKILL)
             await s.until(lambda: len(s.all(RankFinished)) == 2)
-            for step in await saved_or_skipped(s, 10, 120):
+            for step in await saved_or_skipped(s, 10, 400):
                 await all_saved(s, step)
 
     asyncio.run(scenario())

@@ -38,7 +38,7 @@ from orchestrator.domain.protocol import (
     StopAfter,
 )
 from orchestrator.domain.quarantine import Quarantine
-from tests import balanced, believed, copied, doubts, journals, moved, paused, samples
+from tests import admitted, balanced, believed, copied, doubts, journals, moved, paused, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -89,6 +89,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "balanced-effects-1": (Effect, balanced.EFFECTS),
     "balanced-events-1": (HostEvent, balanced.HOST_EVENTS),
     "balanced-records-1": (JobRecord, (balanced.RECORD,)),
+    "instants-1": (Input, admitted.INSTANTS),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
         samples.JOINS,
@@ -113,7 +114,7 @@ def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values = {JobState: samples.STATES, Effect: samples.EFFECTS, Input: samples.INPUTS, HostRequest: samples.REQUESTS}
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
     later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS, *believed.INPUTS)
-    later += (*moved.INPUTS, *journals.REQUESTS, *copied.HOST_EVENTS, *paused.INPUTS, *paused.STATES)
+    later += (*moved.INPUTS, *journals.REQUESTS, *copied.HOST_EVENTS, *paused.INPUTS, *paused.STATES, *admitted.INSTANTS)
     assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.domain.effects import KillNode
-from orchestrator.domain.events import CordonRequested, HostClosed, ResizeRequested, UncordonRequested
+from orchestrator.domain.events import CordonRequested, HostClosed, InstantCame, ResizeRequested, UncordonRequested
 from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import Cause, Queued, Reforming, Running
 from orchestrator.domain.protocol import CloseHost, FromMemory, HostOpened, SaveSoon, StopAfter
 from orchestrator.domain.size import Size
+from orchestrator.supervisor.deadlines import instants
 from tests.builders import JOB, Bench, a_report, a_spec
 
 N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
@@ -141,6 +142,25 @@ def test_a_deadline_takes_the_node_whoever_is_still_there(after_s: float) -> Non
     bench.now += after_s
     bench.passed(9)
     assert (KillNode(node=N0) in bench.last.loose) is (after_s > 30)
+
+
+def test_a_deadline_is_waited_for_where_there_is_no_other_news() -> None:
+    bench = drained(running(nodes=2, dp=2), N0, remove=True, deadline_s=30.0)
+    ((key, seconds),) = instants(bench.kernel.cordons, bench.now).items()
+    assert 29.0 < seconds <= 30.0
+    bench.now += seconds
+    bench.tell(InstantCame(key=key))
+    assert bench.last.loose == (KillNode(node=N0),)
+    ((again, seconds),) = instants(bench.kernel.cordons, bench.now).items()
+    assert again != key
+    bench.now += seconds
+    bench.tell(InstantCame(key=again))
+    assert bench.last.loose == (KillNode(node=N0),), "it is still there, so its provider is asked again"
+
+
+def test_a_drain_that_takes_nothing_away_has_no_deadline() -> None:
+    bench = drained(running(nodes=2, dp=2), N0, deadline_s=30.0)
+    assert not instants(bench.kernel.cordons, bench.now)
 
 
 def test_a_cordon_is_not_weakened_by_another_one_and_outlives_the_supervisor() -> None:

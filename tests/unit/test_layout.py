@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +43,7 @@ def profiles(draw: st.DrawFn) -> Profile:
 
 @st.composite
 def plans(draw: st.DrawFn, offset: int = 0) -> Plan:
-    """tp 1, 2 or 4; up to three pipelines, each of its own depth and layer split; nodes of random size."""
+    """tp 1, 2 or 4; up to three pipelines, each of its own depth, layer split and shares; nodes of random size."""
     tp = draw(st.sampled_from([1, 2, 4]))
     splits = []
     for _ in range(draw(st.integers(1, 3))):
@@ -55,10 +56,15 @@ def plans(draw: st.DrawFn, offset: int = 0) -> Plan:
         devices += [Device(node, i) for i in range(draw(st.sampled_from([1, 2, 4])))]
     devices = draw(st.permutations(devices[:total]))
     taken = iter(devices)
+    is_told = draw(st.booleans())
+
+    def shares(layers: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(0, 5)) for _ in range(layers)) if is_told or draw(st.integers(0, 3)) == 0 else ()
+
     pipelines = tuple(
         Pipeline(
             stages=tuple(
-                Stage(first=first, last=last, devices=tuple(next(taken) for _ in range(tp)))
+                Stage(first=first, last=last, devices=tuple(next(taken) for _ in range(tp)), shares=shares(last - first))
                 for first, last in pairwise(split)
             ),
             micro_batches=(number,),
@@ -165,6 +171,29 @@ def test_bucket_members_are_exactly_the_ranks_that_compute_with_its_lines(profil
             }
             assert set(bucket.members) == users
             assert part.offset % BLOCK == 0 and part.offset + len(part.interval) <= bucket.size
+
+
+def test_who_has_twice_the_share_owns_twice_as_much() -> None:
+    lines = (Line(name="w", shape=(60, BLOCK), split=True, layers=(0,), decay=True),)
+    profile = Profile(num_layers=1, lines=lines, divisors=(), activation_bytes=0)
+    plan = a_plan([a_device(node) for node in range(3)], layers=1)
+
+    def owned(*weights: tuple[int, ...]) -> list[int]:
+        pipelines = tuple(
+            replace(one, stages=(replace(one.stages[0], shares=mine),))
+            for one, mine in zip(plan.pipelines, weights, strict=True)
+        )
+        held = layout(replace(plan, pipelines=pipelines), profile, mirrors=1)
+        return [sum(map(len, held.owned[device])) // BLOCK for device in plan.devices]
+
+    assert owned((1,), (2,), (3,)) == [10, 20, 30]
+    assert owned((0,), (7,), (0,)) == [0, 60, 0]
+    assert owned((), (), ()) == owned((5,), (5,), (5,)) == owned((0,), (0,), (0,)) == owned((1,), (), (9,)) == [20, 20, 20]
+
+
+def test_a_share_is_given_for_every_layer_or_for_none() -> None:
+    with pytest.raises(ValueError, match="one a layer"):
+        Stage(first=0, last=3, devices=(a_device(0),), shares=(1, 2))
 
 
 @settings(max_examples=60, deadline=None)

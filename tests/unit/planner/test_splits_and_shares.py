@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, combinations, pairwise, product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planner_gap import all_splits
-from orchestrator.planner.shares import Pace, fill_water, share_ids
+from orchestrator.planner.shares import Holder, Pace, fill_water, share_ids, spread
 from orchestrator.planner.split import exact_split
 
 layer_costs = st.lists(st.integers(1, 20), min_size=1, max_size=8)
@@ -102,3 +102,54 @@ def test_water_fills_what_is_free_and_nobody_is_over(replicas: list[tuple[int, i
     # Whoever is below the level is full: nothing can be taken off those that are at it.
     for part, space, rate in zip(found, room, rates, strict=True):
         assert part / rate >= level - 1e-9 or part >= space - 1e-9
+
+
+PARTS = 4
+spans = st.sampled_from([(a, b) for a in range(PARTS) for b in range(a + 1, PARTS + 1)])
+some_holders = st.lists(
+    st.builds(
+        lambda span, room, rate, count: Holder(*span, float(room), float(rate), count),
+        spans,
+        st.integers(0, 9),
+        st.integers(1, 4),
+        st.integers(1, 2),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(some_holders, st.lists(st.integers(0, 9), min_size=PARTS, max_size=PARTS))
+def test_state_is_spread_over_unequal_spans_as_well_as_can_be(holders: list[Holder], amounts: list[int]) -> None:
+    def needs(parts: tuple[int, ...]) -> float:
+        """No spread is better: these parts alone, were the rest not there, take all who hold one of them so long."""
+        mine = [one for one in holders if any(one.first <= part < one.last for part in parts)]
+        amount = sum(amounts[part] for part in parts)
+        filled = fill_water([o.room * o.count for o in mine], [o.rate * o.count for o in mine], amount) if mine else None
+        if filled is None:
+            return float("inf") if amount else 0.0
+        return max(part / (one.rate * one.count) for part, one in zip(filled, mine, strict=True))
+
+    least = max(needs(parts) for size in range(1, PARTS + 1) for parts in combinations(range(PARTS), size))
+    found = spread([float(amount) for amount in amounts], holders)
+    if least == float("inf"):
+        assert found is None
+        return
+    assert found is not None
+    for part, amount in enumerate(amounts):
+        taken = sum(
+            h.count * mine[part - h.first] for h, mine in zip(holders, found, strict=True) if h.first <= part < h.last
+        )
+        assert abs(taken - amount) <= 1e-6
+    assert all(each >= 0.0 for mine in found for each in mine)
+    assert all(sum(mine) <= holder.room + 1e-6 for holder, mine in zip(holders, found, strict=True))
+    assert max(sum(mine) / holder.rate for holder, mine in zip(holders, found, strict=True)) <= least + 1e-6
+
+
+def test_those_with_most_to_spare_are_not_asked_for_more_than_the_fullest_need() -> None:
+    """What only one holds is that one's; the others share the rest evenly, not up to the same level."""
+    found = spread([8.0, 6.0], [Holder(0, 1, 99.0, 1.0), Holder(0, 2, 99.0, 1.0), Holder(1, 2, 99.0, 1.0, 2)])
+    assert found is not None
+    loads = sorted(round(sum(mine), 6) for mine in found)
+    assert loads == [3.0, 4.0, 4.0]

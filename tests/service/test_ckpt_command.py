@@ -22,7 +22,7 @@ from tests.saved import gradient_of, save, save_entry, state_of, updated
 from tests.served import Served, eventually, serve
 from tests.tiny_model import a_spec
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 SPEC = a_spec()
 
 

@@ -36,7 +36,7 @@ from worker.reference import run
 from worker.session import Session
 from worker.state import relayout
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 torch.set_num_threads(1)
 
 SMALLER = a_plan(([0, 3, 6], [0, 1, 2, 3]), tp=2, nodes="ab")

@@ -24,7 +24,7 @@ from worker.parallel.group import ALONE, Group
 from worker.program import Leaves
 from worker.programs.causal_lm import PROGRAM
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 CASES: dict[str, JobSpec] = {
     "grouped-query attention": a_spec(),

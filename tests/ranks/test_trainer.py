@@ -37,7 +37,7 @@ from worker.session import Session
 from worker.state.holdings import Holdings
 from worker.warming import warm
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 torch.set_num_threads(1)
 
 SPEC = JobSpec(

@@ -25,7 +25,7 @@ from worker.program import load_program
 from worker.progress import Unwatched
 from worker.session import Session
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 SPEC = JobSpec(
     name="small",

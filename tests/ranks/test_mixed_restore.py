@@ -19,7 +19,7 @@ from orchestrator.domain.spec import CheckpointSpec
 from orchestrator.recovery.restore import choose_restore
 from orchestrator.recovery.settle import settle
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 G1 = Generation(1)
 
 
