@@ -44,9 +44,8 @@ class RedisKeyring:
             found, used = await reads.hgetall(keys.TOKENS), await reads.hgetall(keys.TOKENS_USED)
         tokens = [codec.loads(Token, data) for data in found.values()]
         last = {text(id): float(at) for id, at in used.items()}
-        return tuple(
-            (token, last.get(token.id)) for token in sorted(tokens, key=lambda token: (token.created_at, token.id))
-        )
+        tokens.sort(key=lambda token: (token.created_at, token.id))
+        return tuple((token, last.get(token.id)) for token in tokens)
 
     async def token(self, id: str) -> Token | None:
         reads: Any = self._clients.reads

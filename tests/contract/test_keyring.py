@@ -92,7 +92,7 @@ async def test_what_was_revoked_stays_so_and_says_since_when(keyring: Keyring) -
 @holding
 async def test_a_pass_is_good_for_its_time_and_once_where_it_is_asked_so(keyring: Keyring) -> None:
     await keyring.add_pass("code", "d", "tok-1", 60)
-    await keyring.add_pass("session", "d", "tok-2", 1)
+    await keyring.add_pass("session", "d", "tok-2", 60)
     assert await keyring.pass_of("session", "d") == await keyring.pass_of("session", "d") == "tok-2"
     assert await keyring.pass_of("code", "d", once=True) == "tok-1"
     assert await keyring.pass_of("code", "d", once=True) is None

@@ -61,13 +61,15 @@ def test_another_server_forgets_a_revoked_token_within_a_second(server: Guarded)
     http = server.http(token)
     assert http.get("/api/v1/jobs").status_code == 200
     server.served.desk.now(server.keyring.revoke("tok-ci", time.time()))
-    eventually(lambda: http.get("/api/v1/jobs").status_code == 401, 1.0)
+    server.let_pass(1.0)
+    assert http.get("/api/v1/jobs").status_code == 401
 
 
 def test_a_token_runs_out(server: Guarded) -> None:
-    http = server.http(server.token("brief", Role.VIEWER, lasts_s=0.3))
+    http = server.http(server.token("brief", Role.VIEWER, lasts_s=60))
     assert http.get("/api/v1/jobs").status_code == 200
-    eventually(lambda: http.get("/api/v1/jobs").status_code == 401, 1.5)
+    server.let_pass(61)
+    assert http.get("/api/v1/jobs").status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_names_that_are_not_this_servers_are_refused_before_anybody_is_asked(ser
 
 
 def test_who_asks_too_often_waits_and_others_do_not(tmp_path: Path) -> None:
-    with guarded(tmp_path, requests_per_s=1.0, burst=5.0) as server:
+    with guarded(tmp_path, requests_per_s=0.01, burst=5.0) as server:
         busy, calm = (server.http(server.token(name, Role.VIEWER)) for name in ("busy", "calm"))
         answers = [busy.get("/api/v1/jobs") for _ in range(8)]
         refused = [answer for answer in answers if answer.status_code == 429]
