@@ -59,6 +59,8 @@ NEEDS: Mapping[str, Need] = {
     "cause_fault": Need(Role.CHAOS, everywhere=True),
     # the service
     "version": READ,
+    "config_schema": READ,
+    "job_schema": READ,
     "prometheus": READ_ALL,
     # access
     "whoami": READ,

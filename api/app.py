@@ -20,7 +20,7 @@ from .identities import Identities
 from .live import Lookout
 from .metrics import CountRequests, Metrics
 from .plan_files import PlanRequest
-from .routes import access, bulk, checkpoints, faults, health, jobs, live, nodes, plans, streams
+from .routes import access, bulk, checkpoints, faults, health, jobs, live, nodes, plans, schemas, streams
 from .schemas import AddNodeRequest, DrainRequest, JobFile, ResizeRequest
 from .security import Gatekeeper
 from .selections import SelectionRequest
@@ -66,7 +66,7 @@ def create_app(
     app.state.metrics = Metrics(settings.version, settings.max_metric_jobs)
     problems.install(app)
     # streams before jobs: /jobs/{job_id}/events is the longer path.
-    for part in (streams, bulk, jobs, checkpoints, faults, nodes, plans, live, access, health):
+    for part in (streams, bulk, jobs, checkpoints, faults, nodes, plans, live, access, schemas, health):
         app.include_router(part.router, dependencies=[Depends(authorize)])
     dashboard.install(app)
     describe(app, ASKED, TOLD)

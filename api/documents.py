@@ -1,4 +1,4 @@
-"""Text that users send, as plain JSON-able mappings: JSON, or YAML without its surprises.
+"""Text that users send, as plain JSON-able mappings: JSON, TOML, or YAML without its surprises.
 
 Refused, with the place: duplicate keys, aliases (a small text could unfold into a huge one), dates and other tags, numbers
 that JSON does not have, nesting beyond 50 levels. What the mapping means is for schemas.py.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from collections.abc import Hashable
 from typing import Any
 
@@ -18,11 +19,12 @@ from orchestrator.domain.errors import FieldProblem, Refused
 
 MAX_DEPTH = 50
 JSON_TYPES = ("application/json", "text/json")
+TOML_TYPES = ("application/toml",)
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 
 
 class UnsupportedType(Refused):
-    """A content type that is neither JSON nor YAML."""
+    """A content type that is none of JSON, YAML and TOML."""
 
 
 def load_mapping(text: str, content_type: str) -> dict[str, Any]:
@@ -32,9 +34,11 @@ def load_mapping(text: str, content_type: str) -> dict[str, Any]:
         loaded = _from_json(text)
     elif kind in YAML_TYPES:
         loaded = _from_yaml(text)
+    elif kind in TOML_TYPES:
+        loaded = _from_toml(text)
     else:
         said = f"content type {kind!r}" if kind else "no content type"
-        raise UnsupportedType(f"{said} cannot be read; send application/json or application/yaml")
+        raise UnsupportedType(f"{said} cannot be read; send application/json or application/yaml, or application/toml")
     if not isinstance(loaded, dict):
         found = "nothing" if loaded is None else f"a {type(loaded).__name__}"
         raise Refused(f"the body must be a mapping of settings, not {found}")
@@ -66,6 +70,15 @@ def _from_yaml(text: str) -> Any:
         raise Refused(_too_deep()) from error
     except ValueError as error:
         raise Refused(f"not YAML: {error}") from error
+
+
+def _from_toml(text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Refused(f"not TOML: {error}") from error
+    except RecursionError as error:
+        raise Refused(_too_deep()) from error
 
 
 class _Loader(yaml.SafeLoader):

@@ -6,20 +6,44 @@ one.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter as Tally
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from orchestrator.domain.cluster import KINDS
+from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import JobRecord, JobStatus
-from orchestrator.domain.status import RESIZES, TERMINAL_STATUSES, status_of
+from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
 
+from . import projections
+
+log = logging.getLogger(__name__)
 MAX_JOBS = 1000
 PAGE = 200
 UNROUTED = "unmatched"
+JOB_SERIES: Mapping[str, str] = {
+    "committed_step": "Last committed step.",
+    "loss": "Loss of the last committed step.",
+    "recoveries": "Recoveries from a fault.",
+    "false_alarms": "Suspected hangs that were none, of the job's life.",
+    "tokens_per_second": "While it trains, of its typical step.",
+    "step_seconds": "Median of recent undisturbed steps.",
+    "step_seconds_spread": "The longest less the shortest of them.",
+    "slowest_rank_ratio": "How many times as long as usual the slowest rank takes; 1 where none is slow.",
+    "mfu_ratio": "Operations of the model, of what its devices could do by their data sheets.",
+    "goodput_ratio": "Of its time since it started, spent on steps that count.",
+    "devices": "In the running plan.",
+    "checkpoint_age_seconds": "Since the newest checkpoint was committed, or since it started.",
+    "checkpoint_step": "The step of the newest checkpoint; 0 for none.",
+    "at_risk": "Whether one more failure could cost committed steps.",
+}
+"""everstep_job_<name>: of the newest open jobs only."""
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -31,12 +55,15 @@ class Metrics:
         build.labels(version).set(1)
         self._jobs = Gauge("everstep_jobs", f"Jobs by state, of the newest {MAX_JOBS}.", ["state"], registry=registry)
         self._nodes = Gauge("everstep_nodes", "Nodes by kind and status.", ["kind", "status"], registry=registry)
-        self._step = Gauge("everstep_job_committed_step", "Last committed step.", ["job"], registry=registry)
-        self._loss = Gauge("everstep_job_loss", "Loss of the last committed step.", ["job"], registry=registry)
-        self._recoveries = Gauge("everstep_job_recoveries", "Recoveries from a fault.", ["job"], registry=registry)
-        self._false_alarms = Gauge(
-            "everstep_job_false_alarms", "Suspected hangs that were none, of the job's life.", ["job"], registry=registry
+        self._quarantined = Gauge("everstep_devices_quarantined", "Devices that no plan may use.", registry=registry)
+        self._goodput = Gauge(
+            "everstep_goodput_ratio",
+            "Of the time that open jobs have had since they started, spent on steps.",
+            registry=registry,
         )
+        self._per_job_gauges = {
+            name: Gauge(f"everstep_job_{name}", words, ["job"], registry=registry) for name, words in JOB_SERIES.items()
+        }
         self._requests = Counter(
             "everstep_http_requests_total", "Requests answered.", ["method", "route", "code"], registry=registry
         )
@@ -55,20 +82,69 @@ class Metrics:
         for status in JobStatus:
             self._jobs.labels(status.value).set(tally[status])
         self._nodes.clear()
-        for (kind, node_status), count in Tally((node.kind, node.status.value) for node in await desk.nodes()).items():
+        nodes = await desk.nodes()
+        for (kind, node_status), count in Tally((node.kind, node.status.value) for node in nodes).items():
             self._nodes.labels(kind, node_status).set(count)
-        self._per_job([record for record in records if status_of(record.state) not in TERMINAL_STATUSES][: self._max_jobs])
+        self._quarantined.set(sum(one.is_out for one in await desk.quarantine()))
+        active = [record for record in records if status_of(record.state) not in TERMINAL_STATUSES]
+        self._goodput.set(_goodput(active, time.time()))
+        self._per_job(active[: self._max_jobs], {node.id: node.kind for node in nodes}, time.time())
         return generate_latest(self._registry)
 
-    def _per_job(self, active: Sequence[JobRecord]) -> None:
-        for gauge in (self._step, self._loss, self._recoveries, self._false_alarms):
+    def _per_job(self, active: Sequence[JobRecord], kinds: Mapping[NodeId, str], now: float) -> None:
+        for gauge in self._per_job_gauges.values():
             gauge.clear()
         for record in active:
-            self._step.labels(record.id).set(record.committed)
-            self._recoveries.labels(record.id).set(sum(item.fault.cause not in RESIZES for item in record.incidents))
-            self._false_alarms.labels(record.id).set(record.false_alarms)
-            if record.last_answer is not None and record.last_answer.losses:
-                self._loss.labels(record.id).set(record.last_answer.loss)
+            for name, value in job_series(record, kinds, now).items():
+                if value is not None:
+                    self._per_job_gauges[name].labels(record.id).set(value)
+
+
+def job_series(record: JobRecord, kinds: Mapping[NodeId, str], now: float) -> dict[str, float | None]:
+    """One value for each of JOB_SERIES; None where nobody knows."""
+    shown = projections.job(record, now)
+    answer = record.last_answer
+    saves = record.spec.checkpoint.every != 0
+    since = record.checkpoint.at if record.checkpoint and record.checkpoint.at else record.started_at
+    slow = [one.factor for one in record.stragglers.values() if one.is_slow]
+    steps = sorted(record.recent_step_s)
+    return {
+        "committed_step": record.committed,
+        "loss": answer.loss if answer is not None and answer.losses else None,
+        "recoveries": shown.recoveries,
+        "false_alarms": record.false_alarms,
+        "tokens_per_second": shown.tokens_per_s or 0.0,
+        "step_seconds": record.typical_step_s,
+        "step_seconds_spread": steps[-1] - steps[0] if len(steps) > 1 else None,
+        "slowest_rank_ratio": max([1.0, *slow]),
+        "mfu_ratio": _mfu(record, shown.tokens_per_s, kinds),
+        "goodput_ratio": shown.goodput.share if shown.goodput else None,
+        "devices": len(shown.plan.seats) if shown.plan and shown.status == JobStatus.RUNNING else 0,
+        "checkpoint_age_seconds": max(0.0, now - since) if saves and since is not None else None,
+        "checkpoint_step": record.checkpoint.step if record.checkpoint else 0,
+        "at_risk": int(bool(record.at_risk)),
+    }
+
+
+def _mfu(record: JobRecord, tokens_per_s: float | None, kinds: Mapping[NodeId, str]) -> float | None:
+    """Of the published bf16 rate of the plan's devices, 6 operations per parameter and token: attention's are left out."""
+    plan = projections.current_plan(record)
+    if tokens_per_s is None or record.profile is None or plan is None:
+        return None
+    known = [KINDS.get(kinds.get(device.node, "")) for device in plan[1].devices]
+    peak = sum(kind.bf16_tflops * 1e12 for kind in known if kind is not None)
+    return 6 * record.profile.num_params * tokens_per_s / peak if None not in known and peak else None
+
+
+def _goodput(active: Sequence[JobRecord], now: float) -> float:
+    """1 where nothing has started."""
+    trained = wanted = 0.0
+    for record in active:
+        spent = projections.goodput(record, now)
+        if spent.share is not None and spent.share > 0:
+            trained += spent.causes["training"]
+            wanted += spent.causes["training"] / spent.share
+    return trained / wanted if wanted else 1.0
 
 
 async def _newest(desk: Desk) -> list[JobRecord]:
@@ -99,7 +175,19 @@ class CountRequests:
             if message["type"] == "http.response.start":
                 path = getattr(scope.get("route"), "path", UNROUTED)
                 method = scope["method"] if scope["method"] in METHODS else "other"
-                self._metrics.answered(method, path, message["status"], time.perf_counter() - began)
+                seconds, code = time.perf_counter() - began, message["status"]
+                self._metrics.answered(method, path, code, seconds)
+                _tell(scope, method, path, code, seconds)
             await send(message)
 
         await self._app(scope, receive, send_counted)
+
+
+def _tell(scope: Scope, method: str, route: str, code: int, seconds: float) -> None:
+    """Of what changes something, a line; of what went wrong here, a warning; of reading, one at the level of debugging."""
+    level = logging.WARNING if code >= 500 else logging.DEBUG if method in READS else logging.INFO
+    if log.isEnabledFor(level):
+        job = scope.get("path_params", {}).get("job_id")
+        request_id = scope.get("state", {}).get("request_id")
+        said = {"method": method, "route": route, "code": code, "seconds": round(seconds, 6), "request_id": request_id}
+        log.log(level, "request", extra=said | ({"job": job} if job else {}))

@@ -50,7 +50,7 @@ def job(record: JobRecord, now: float) -> views.JobView:
         checkpoint=next(iter(checkpoints(record)), None),
         failure=_failure(record),
         attempts=_attempts(record),
-        goodput=_goodput(record, now),
+        goodput=goodput(record, now),
         spec=job_file(record.spec),
     )
 
@@ -341,7 +341,7 @@ def _attempts(record: JobRecord) -> tuple[views.AttemptsView, ...]:
     )
 
 
-def _goodput(record: JobRecord, now: float) -> views.GoodputView:
+def goodput(record: JobRecord, now: float) -> views.GoodputView:
     ended = record.state.at if isinstance(record.state, Succeeded | Failed | Cancelled) else now
     wall = max(0.0, ended - record.created_at)
     start = min(wall, (record.started_at or ended) - record.created_at)

@@ -16,6 +16,7 @@ from orchestrator.domain.events import Command, HistoryEntry, StepRecord
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.spec import JobSpec
 from orchestrator.ports import Desk, Gap, Page
 
@@ -64,6 +65,13 @@ class ScopedDesk:
 
     async def cordons(self) -> tuple[Cordon, ...]:
         return await self._desk.cordons()
+
+    async def projects(self) -> tuple[Project, ...]:
+        return tuple(one for one in await self._desk.projects() if self._principal.reaches(one.name))
+
+    async def queue(self) -> tuple[Waiting, ...]:
+        """Places in the queue are those among all jobs."""
+        return tuple(one for one in await self._desk.queue() if self._principal.reaches(one.project))
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
         await self.get(job)

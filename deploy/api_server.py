@@ -1,72 +1,74 @@
-"""The API's process: the desk on Redis behind the app. Ends within seconds, open event streams or not."""
+"""The API's process: the desk on Redis behind the app. Ends within seconds, open event streams or not.
+
+Several may run on one Redis. Configured by flags, the environment and a file: `everstep config show`.
+"""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import uvicorn
 
 from api.app import create_app
-from api.settings import LOOPBACK, ApiSettings
+from api.config import Config
+from api.settings import ApiSettings
 from api.tokens import digest
-from orchestrator.adapters.embedded_redis import EmbeddedRedis
 from orchestrator.adapters.plan_process import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.redis_desk import RedisDesk
 from orchestrator.adapters.redis_keyring import RedisKeyring
 from orchestrator.domain.errors import Refused
 
+from . import configured, logs
 from .owner import own_token, require_auth
 
-GRACE_S = 2
-"""Between the signal to stop and cutting the streams that are still open: readers come back with their last id."""
+FLAGS = ("api.host", "api.port", "api.chaos")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--state-dir", type=Path, required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--chaos", action="store_true", help="allow POST /api/v1/faults")
-    parser.add_argument("--host", default="127.0.0.1", help="where it listens; others than loopback need auth")
-    parser.add_argument("--no-auth", action="store_true", help="ask nobody who they are; on loopback only")
-    asked = parser.parse_args()
+    config = configured.resolved(configured.parser(__doc__, FLAGS, "everstep api").parse_args()).config
+    logs.configure(config.log, "api")
     try:
-        require_auth(asked.host, not asked.no_auth)
+        require_auth(config.api.host, config.api.auth == "required")
     except Refused as error:
         raise SystemExit(error.message) from error
-    asyncio.run(serve(asked.state_dir.resolve(), asked.host, asked.port, asked.chaos, not asked.no_auth))
+    asyncio.run(serve(config))
 
 
-async def serve(state_dir: Path, host: str, port: int, chaos: bool, has_auth: bool = True) -> None:
-    address = EmbeddedRedis(state_dir).address
+async def serve(config: Config) -> None:
+    address = configured.redis_address(config)
     desk = RedisDesk(address, timeout_s=0.9)
     keyring = RedisKeyring(address, timeout_s=0.9)
-    settings = ApiSettings(
-        state_dir=state_dir,
-        chaos=chaos,
-        version=_version(),
-        local_digest=digest(own_token(state_dir)),
-        allowed_hosts=tuple(dict.fromkeys((*LOOPBACK, host))),
+    app = create_app(
+        desk,
+        _settings(config),
+        ThreadForeseer(SubprocessProber()),
+        keyring if config.api.auth == "required" else None,
     )
-    app = create_app(desk, settings, ThreadForeseer(SubprocessProber()), keyring if has_auth else None)
-    config = uvicorn.Config(
+    served = uvicorn.Config(
         app,
-        host=host,
+        host=config.api.host,
+        port=config.api.port,
         server_header=False,
-        port=port,
         lifespan="off",
-        log_level="info",
+        log_config=None,
+        log_level=config.log.level,
         access_log=False,
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=config.api.grace_s,
     )
     try:
-        await uvicorn.Server(config).serve()
+        await uvicorn.Server(served).serve()
     finally:
         await desk.close()
         await keyring.close()
+
+
+def _settings(config: Config) -> ApiSettings:
+    found = config.api_settings(_version())
+    hosts = tuple(dict.fromkeys((*found.allowed_hosts, config.api.host)))
+    return replace(found, allowed_hosts=hosts, local_digest=digest(own_token(config.root)))
 
 
 def _version() -> str:

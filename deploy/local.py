@@ -7,7 +7,6 @@ stay in the state directory and are taken up by the next up.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -26,13 +25,14 @@ from orchestrator.adapters.ray_environment import CLUSTER_MARK
 from orchestrator.domain.errors import Conflict, EverstepError, Unavailable
 from orchestrator.domain.ids import NodeId
 
+from . import configured
 from .keeper import API, KEEPER, SUPERVISOR, start_detached, without_ray
 from .owner import own_token
 from .settings import Places, Server
 
 __all__ = ["LocalCluster", "NodeSpec", "down", "up"]
 
-DEFAULT_NODES = "A100:2,A100:2,H100:2,B200:2"
+FLAGS = ("local.nodes", "api.port", "local.address", "api.chaos")
 READY_S = 90.0
 STOP_S = 6.0
 """For the supervisor to let go of its lease and for the API to end its streams."""
@@ -241,22 +241,19 @@ def _pid(process: ProcessId | None) -> int | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="deploy.local", description="A local cluster with emulated nodes.")
+    parser = configured.parser("A local cluster with emulated nodes.", FLAGS, "everstep")
     parser.add_argument("action", choices=("up", "down", "status"))
-    parser.add_argument("--state-dir", type=Path, required=True)
-    parser.add_argument("--nodes", default=DEFAULT_NODES, help=f"KIND:DEVICES[@RACK] of each (default {DEFAULT_NODES})")
-    parser.add_argument("--port", type=int, default=0, help="of the API; 0 for any free one")
-    parser.add_argument("--address", default=LOOPBACK, help="where Ray's head listens, for nodes on other machines")
-    parser.add_argument("--chaos", action="store_true", help="let users cause faults on purpose (everstep chaos, kill)")
     asked = parser.parse_args()
+    config = configured.resolved(asked).config
     try:
         if asked.action == "up":
-            nodes = parse_nodes(asked.nodes)
-            up(asked.state_dir, nodes, port=asked.port, address=asked.address, chaos=asked.chaos, say=print)
+            local, api = config.local, config.api
+            nodes = parse_nodes(local.nodes)
+            up(config.root, nodes, port=api.port, address=local.address, chaos=api.chaos, say=print)
         elif asked.action == "down":
-            down(asked.state_dir, say=print)
+            down(config.root, say=print)
         else:
-            print(json.dumps(status(asked.state_dir), indent=2))
+            print(json.dumps(status(config.root), indent=2))
     except EverstepError as error:
         print(error, file=sys.stderr)
         return 1

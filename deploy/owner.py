@@ -6,9 +6,9 @@ It is the cluster's root: remove the file and start the API again to have anothe
 from __future__ import annotations
 
 import os
-from ipaddress import ip_address
 from pathlib import Path
 
+from api.config import is_loopback
 from api.tokens import FILE, is_whole, mint
 from orchestrator.domain.errors import Conflict, Refused
 
@@ -43,10 +43,3 @@ def require_auth(host: str, has_auth: bool) -> None:
             f"this API runs programs for whoever reaches it, {host} can be reached by others, and auth is off; "
             "turn auth on or listen on 127.0.0.1"
         )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

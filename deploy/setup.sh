@@ -36,3 +36,12 @@ if [ "${EVERSTEP_SKIP_DASHBOARD:-0}" != 1 ]; then
 fi
 
 wait "$debian"
+
+# Checks the alert rules. Only the tool: the package would start a server.
+if ! command -v promtool >/dev/null && [ ! -x "$venv/bin/promtool" ] && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+  unpacked="$(mktemp -d)" tools="$(cd "$venv/bin" && pwd)"
+  (cd "$unpacked" && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } &&
+    dpkg -x prometheus_*.deb . && cp usr/bin/promtool "$tools/") >/dev/null 2>&1 ||
+    echo "promtool is not to be had from apt; the test that needs it is skipped" >&2
+  rm -rf "$unpacked"
+fi

@@ -1,21 +1,21 @@
-"""The supervisor's process: chooses the adapters of a local cluster and serves until it is told to stop."""
+"""The supervisor's process: chooses the adapters and serves until it is told to stop.
+
+Several may run on one Redis: one holds the lease, the others wait for it. Each needs a name of its own.
+"""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
 import signal
 import socket
-import sys
 import time
-from pathlib import Path
 
 import structlog
 
+from api.config import Config
 from orchestrator.adapters.checkpoints import FolderCheckpoints
-from orchestrator.adapters.embedded_redis import EmbeddedRedis
 from orchestrator.adapters.local_nodes import LocalNodes
 from orchestrator.adapters.plan_process import ThreadPlanner
 from orchestrator.adapters.probe_process import SubprocessProber
@@ -26,6 +26,11 @@ from orchestrator.domain.errors import Unavailable
 from orchestrator.supervisor.acting import World
 from orchestrator.supervisor.run import Supervisor
 
+from . import configured, logs, metrics
+from .metrics import MeteredCluster, MeteredStore
+from .settings import Places
+
+FLAGS = ("supervisor.holder", "ray.address")
 NODES_S = 60.0
 IGNORES_KINDS = "EVERSTEP_IGNORES_KINDS"
 """Where this is set, plans are made as if all devices were alike: benchmarks compare with that."""
@@ -33,43 +38,39 @@ log = structlog.get_logger()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--state-dir", type=Path, required=True)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-    )
+    config = configured.resolved(configured.parser(__doc__, FLAGS, "everstep supervisor").parse_args()).config
+    logs.configure(config.log, "supervisor")
     # Any other exception out of here is the last word in this process's log; the keeper starts another one.
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(serve(parser.parse_args().state_dir.resolve()))
+        asyncio.run(serve(config))
     log.info("supervisor_stopped")
     # Ray's exit hooks have nothing left to do and take seconds to find out.
     os._exit(0)
 
 
-async def serve(state_dir: Path) -> None:
+async def serve(config: Config) -> None:
+    state_dir = config.root
     nodes = LocalNodes(state_dir)
-    address = await _until_started(nodes)
-    store = RedisStore(EmbeddedRedis(state_dir).address)
-    cluster = RayCluster(address, nodes.environment, is_alive=nodes.is_alive)
+    address = config.ray.address or await _until_started(nodes)
+    redis = configured.redis_address(config)
+    store = RedisStore(redis)
+    cluster = RayCluster(address, configured.ray_environment(config), is_alive=nodes.is_alive)
     await cluster.start()
     _stop_on_signals()
     world = World(
-        store=store,
-        cluster=cluster,
+        store=MeteredStore(store),
+        cluster=MeteredCluster(cluster),
         provider=nodes,
         prober=SubprocessProber(),
         planner=ThreadPlanner(ignores_kinds=bool(os.environ.get(IGNORES_KINDS))),
         checkpoints=FolderCheckpoints(str(state_dir)),
-        saboteur=LocalSaboteur(EmbeddedRedis(state_dir).address),
+        saboteur=LocalSaboteur(redis),
     )
-    # One supervisor per state directory is started here, so its name may stay: a successor need not wait for the lease.
-    supervisor = Supervisor(world=world, root=str(state_dir), holder=f"{socket.gethostname()}:{state_dir}")
+    # The one that `everstep up` starts keeps its name, so that its successor need not wait for the lease.
+    holder = config.supervisor.holder or f"{socket.gethostname()}:{state_dir}"
+    supervisor = Supervisor(world=world, root=str(state_dir), holder=holder)
+    if config.supervisor.metrics_port is not None:
+        metrics.serve(config.supervisor.metrics_host, config.supervisor.metrics_port, Places(state_dir))
     log.info("supervisor_started", pid=os.getpid(), ray=address)
     homeless = asyncio.create_task(_stop_when_homeless(cluster, _this_task()))
     try:

@@ -19,6 +19,7 @@ from .domain.plan import Infeasible, Plan
 from .domain.profile import Profile
 from .domain.protocol import Envelope, HostMessage
 from .domain.quarantine import Quarantine
+from .domain.queue import Project, Waiting
 from .domain.spec import JobSpec
 
 # --- state ---------------------------------------------------------------------------------------------------------------
@@ -37,13 +38,17 @@ class Commit:
     """All that is held against any device, when it changed."""
     cordons: tuple[Cordon, ...] | None = None
     """All of them, when one changed."""
+    projects: tuple[Project, ...] | None = None
+    """All of them, when one changed."""
+    queue: tuple[Waiting, ...] | None = None
+    """Who waits and why, as readers see it, when that changed."""
     cursor: str | None = None
     """Commands up to and including this one have been taken into account."""
 
     @property
     def is_empty(self) -> bool:
-        changed = any(one is not None for one in (self.nodes, self.quarantine, self.cordons, self.cursor))
-        return not (self.jobs or self.history or self.steps or changed)
+        kept = (self.nodes, self.quarantine, self.cordons, self.projects, self.queue, self.cursor)
+        return not (self.jobs or self.history or self.steps or any(one is not None for one in kept))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,7 @@ class Loaded:
     cursor: str
     quarantine: tuple[Quarantine, ...] = ()
     cordons: tuple[Cordon, ...] = ()
+    projects: tuple[Project, ...] = ()
 
 
 class StateStore(Protocol):
@@ -119,6 +125,14 @@ class Desk(Protocol):
     async def quarantine(self) -> tuple[Quarantine, ...]: ...
 
     async def cordons(self) -> tuple[Cordon, ...]: ...
+
+    async def projects(self) -> tuple[Project, ...]:
+        """Those whose quota was ever set."""
+        ...
+
+    async def queue(self) -> tuple[Waiting, ...]:
+        """Who waits, the next one first; the first thousand of them."""
+        ...
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]: ...
 

@@ -48,7 +48,9 @@ def register(app: typer.Typer) -> None:
 
 def submit(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A job file, YAML or JSON.", exists=True, dir_okay=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A job file: YAML, TOML or JSON.", exists=True, dir_okay=False)
+    ],
     is_followed: Annotated[bool, typer.Option("--follow", "-f", help="Stay and watch until the job ends.")] = False,
     start: Annotated[
         str | None, typer.Option("--from", help="Begin with this checkpoint: its folder or URL, or a job's (the newest).")

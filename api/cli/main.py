@@ -10,13 +10,13 @@ import typer
 
 from api.client.errors import ClientError
 
-from . import access, adopt, chaos, checkpoints, cluster, jobs, plans, verbs
+from . import access, adopt, bundle, chaos, checkpoints, cluster, config, jobs, plans, service, top, verbs
 from .session import DEFAULT_STATE_DIR, Guarded, Session, out, print_json, session_of
 
 app = typer.Typer(
     cls=Guarded,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Elastic, fault-tolerant training: submit a job, watch it, kill what it runs on, watch it go on.",
@@ -66,3 +66,7 @@ checkpoints.register(app)
 adopt.register(app)
 chaos.register(app)
 access.register(app)
+top.register(app)
+bundle.register(app)
+config.register(app)
+service.register(app)

@@ -31,7 +31,9 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A job file, YAML or JSON.", exists=True, dir_okay=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A job file: YAML, TOML or JSON.", exists=True, dir_okay=False)
+    ],
     cluster: Annotated[
         Path | None,
         typer.Option("--cluster", help="A cluster file; it need not exist anywhere else.", exists=True, dir_okay=False),

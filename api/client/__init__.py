@@ -1,16 +1,28 @@
-"""The SDK: one synchronous client over the REST API. `Client("http://127.0.0.1:8265").submit("job.yaml")`."""
+"""The SDK over the REST API, to call or to await.
+
+job = Client("http://127.0.0.1:8265").run("job.yaml")
+for step in job.stream_metrics(): ...
+print(job.wait().status)
+"""
 
 from api.views import EventView, GapView, JobPage, JobSummary, JobView, NodeView, StepView, SubmittedView
 
-from .client import Client, Event, LogChunk
+from .aio import AsyncClient, AsyncJob
+from .calls import LogChunk
+from .client import Client
 from .errors import ApiError, StillRunning, Unreachable
+from .job import Job
+from .streaming import Event
 
 __all__ = [
     "ApiError",
+    "AsyncClient",
+    "AsyncJob",
     "Client",
     "Event",
     "EventView",
     "GapView",
+    "Job",
     "JobPage",
     "JobSummary",
     "JobView",

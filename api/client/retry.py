@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 
@@ -22,12 +23,27 @@ class Budget:
 
     def pause(self) -> bool:
         """Sleep before the next try; False at once when the budget is spent."""
+        seconds = self._next()
+        if seconds is None:
+            return False
+        time.sleep(seconds)
+        return True
+
+    async def rest(self) -> bool:
+        """The same, for whoever awaits."""
+        seconds = self._next()
+        if seconds is None:
+            return False
+        await asyncio.sleep(seconds)
+        return True
+
+    def _next(self) -> float | None:
         now = time.monotonic()
         if self._deadline is None:
             self._deadline = now + self._seconds
         left = self._deadline - now
         if left <= 0:
-            return False
-        time.sleep(min(left, self._pause_s * random.uniform(0.5, 1.0)))
+            return None
+        seconds = min(left, self._pause_s * random.uniform(0.5, 1.0))
         self._pause_s = min(LONGEST_S, self._pause_s * 2)
-        return True
+        return seconds

@@ -18,6 +18,7 @@ from orchestrator.domain.events import Command, HistoryEntry, StepRecord
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import TERMINAL, JobRecord
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.spec import JobSpec
 from orchestrator.ports import Commit, Gap, Loaded, Page
 
@@ -52,6 +53,8 @@ class MemoryStore:
         self._nodes: tuple[Node, ...] = ()
         self._quarantine: tuple[Quarantine, ...] = ()
         self._cordons: tuple[Cordon, ...] = ()
+        self._projects: tuple[Project, ...] = ()
+        self._queue: tuple[Waiting, ...] = ()
         self._commands: list[tuple[str, Command]] = []
         self._cursor = "0"
         self._news = asyncio.Event()
@@ -80,7 +83,13 @@ class MemoryStore:
 
     async def load(self) -> Loaded:
         jobs = {id: self._jobs[id] for id in self._jobs if id in self._open()}
-        return Loaded(jobs=jobs, cursor=self._cursor, quarantine=self._quarantine, cordons=self._cordons)
+        return Loaded(
+            jobs=jobs,
+            cursor=self._cursor,
+            quarantine=self._quarantine,
+            cordons=self._cordons,
+            projects=self._projects,
+        )
 
     async def commit(self, term: Term, commit: Commit) -> None:
         if term != self._term:
@@ -98,6 +107,10 @@ class MemoryStore:
             self._quarantine = commit.quarantine
         if commit.cordons is not None:
             self._cordons = commit.cordons
+        if commit.projects is not None:
+            self._projects = commit.projects
+        if commit.queue is not None:
+            self._queue = commit.queue
         if commit.cursor is not None:
             self._cursor = commit.cursor
         self._wake()
@@ -160,6 +173,12 @@ class MemoryStore:
 
     async def cordons(self) -> tuple[Cordon, ...]:
         return self._cordons
+
+    async def projects(self) -> tuple[Project, ...]:
+        return self._projects
+
+    async def queue(self) -> tuple[Waiting, ...]:
+        return self._queue
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
         items = self._items(job, HistoryEntry, number_of(after), limit)

@@ -18,13 +18,14 @@ from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, Step
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord, JobStatus, Probing
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.spec import JobSpec
 from orchestrator.ports import Gap, Page
 
 from . import redis_keys as keys
 from . import redis_scripts as scripts
 from .redis_clients import BLOCK_S, RedisAddress, RedisClients, status, text, unavailable
-from .redis_store import HISTORY_CAP, decode_cordons, decode_quarantine
+from .redis_store import HISTORY_CAP, decode_cordons, decode_projects, decode_quarantine, decode_queue
 
 KEY_TTL_S = 24 * 3600
 MAX_COMMANDS = 10_000
@@ -96,6 +97,14 @@ class RedisDesk:
     async def cordons(self) -> tuple[Cordon, ...]:
         with unavailable(self._clients.address):
             return decode_cordons(await self._clients.reads.get(keys.CORDONS))
+
+    async def projects(self) -> tuple[Project, ...]:
+        with unavailable(self._clients.address):
+            return decode_projects(await self._clients.reads.get(keys.PROJECTS))
+
+    async def queue(self) -> tuple[Waiting, ...]:
+        with unavailable(self._clients.address):
+            return decode_queue(await self._clients.reads.get(keys.QUEUE))
 
     async def history(self, job: JobId, after: str, limit: int) -> Sequence[tuple[str, HistoryEntry | Gap]]:
         after_number = number_of(after)

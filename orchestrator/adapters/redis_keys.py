@@ -6,6 +6,7 @@ jobs, jobs:made         jobs by order of submission; how many there ever were
 jobs:open, jobs:done    taken up by a supervisor and not over; over for good
 nodes, cursor           the cluster as readers see it; the last command taken into account
 quarantine, cordons     what is held against devices; nodes that nothing new is placed on
+projects, queue         quotas; who waits and why, as readers see it
 commands                stream: what users ask
 job:<id>                the record
 job:<id>:history|steps  streams with ids 1-0, 2-0, ... of one count over both, so that one id places a reader in both
@@ -37,6 +38,8 @@ NODES = PREFIX + "nodes"
 CURSOR = PREFIX + "cursor"
 QUARANTINE = PREFIX + "quarantine"
 CORDONS = PREFIX + "cordons"
+PROJECTS = PREFIX + "projects"
+QUEUE = PREFIX + "queue"
 COMMANDS = PREFIX + "commands"
 PROBE = PREFIX + "probe"
 TOKENS = PREFIX + "tokens"
@@ -67,6 +70,7 @@ local TERM, LEASE, COMMITS, APPLIED = PREFIX..'term', PREFIX..'lease', PREFIX..'
 local JOBS, JOBS_MADE, JOBS_OPEN, JOBS_DONE = PREFIX..'jobs', PREFIX..'jobs:made', PREFIX..'jobs:open', PREFIX..'jobs:done'
 local NODES, CURSOR, COMMANDS = PREFIX..'nodes', PREFIX..'cursor', PREFIX..'commands'
 local QUARANTINE, CORDONS = PREFIX..'quarantine', PREFIX..'cordons'
+local PROJECTS, QUEUE = PREFIX..'projects', PREFIX..'queue'
 local function job_key(id) return PREFIX..'job:'..id end
 local function ids_key(id) return job_key(id)..':ids' end
 local function stream_key(id, kind) return job_key(id)..':'..kind end

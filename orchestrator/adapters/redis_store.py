@@ -19,6 +19,7 @@ from orchestrator.domain.events import Command, HistoryEntry, StepRecord
 from orchestrator.domain.ids import Term
 from orchestrator.domain.job import TERMINAL, JobRecord
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project, Waiting
 from orchestrator.ports import Commit, Loaded
 
 from . import redis_keys as keys
@@ -65,7 +66,7 @@ class RedisStore:
 
         After a commit that ended Unavailable, take a new term first: that fences the old write if it is still on its way.
         """
-        cursor, records, quarantine, cordons = await self._clients.run(self._clients.reads, scripts.LOAD)
+        cursor, records, quarantine, cordons, projects = await self._clients.run(self._clients.reads, scripts.LOAD)
         jobs = [_record(data) for data in records if data]
         jobs.sort(key=lambda record: (record.created_at, record.id))
         return Loaded(
@@ -73,6 +74,7 @@ class RedisStore:
             cursor=text(cursor),
             quarantine=decode_quarantine(quarantine),
             cordons=decode_cordons(cordons),
+            projects=decode_projects(projects),
         )
 
     async def commit(self, term: Term, commit: Commit) -> None:
@@ -120,6 +122,8 @@ class RedisStore:
             yield from (entry.job, kind, self._caps[kind], codec.dumps(entry))
         yield b"" if commit.quarantine is None else codec.dumps(commit.quarantine)
         yield b"" if commit.cordons is None else codec.dumps(commit.cordons)
+        yield b"" if commit.projects is None else codec.dumps(commit.projects)
+        yield b"" if commit.queue is None else codec.dumps(commit.queue)
 
 
 def in_order(commit: Commit) -> list[HistoryEntry | StepRecord]:
@@ -134,6 +138,14 @@ def decode_quarantine(data: bytes | str | None) -> tuple[Quarantine, ...]:
 
 def decode_cordons(data: bytes | str | None) -> tuple[Cordon, ...]:
     return tuple(codec.decode(tuple[Cordon, ...], json.loads(data))) if data else ()
+
+
+def decode_projects(data: bytes | str | None) -> tuple[Project, ...]:
+    return tuple(codec.decode(tuple[Project, ...], json.loads(data))) if data else ()
+
+
+def decode_queue(data: bytes | str | None) -> tuple[Waiting, ...]:
+    return tuple(codec.decode(tuple[Waiting, ...], json.loads(data))) if data else ()
 
 
 def _command(data: bytes) -> Command:

@@ -84,6 +84,22 @@ class ResumeRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityRequested:
+    """A person wants a job to come earlier, or later."""
+
+    job: JobId
+    priority: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaRequested:
+    """A person sets how many devices a project's jobs may have together. What is there already stays."""
+
+    project: str
+    max_devices: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CordonRequested:
     """A person wants nothing new placed on a node. drain: and jobs to leave it; remove: and then the node to go.
 
@@ -113,6 +129,8 @@ Command: TypeAlias = (
     | FaultRequested
     | NodeRequested
     | ReleaseRequested
+    | PriorityRequested
+    | QuotaRequested
     | CordonRequested
     | UncordonRequested
 )

@@ -26,6 +26,7 @@ from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
 from .plan import Plan
 from .profile import Profile
+from .queue import Turn
 from .rungs import Option, Rung
 from .sight import RankSight
 from .size import Size
@@ -316,6 +317,8 @@ class Pause:
     why: str = ""
     resumes: bool = False
     """It was told too late that it need not: it goes on at once."""
+    preempted: str = ""
+    """Its devices are for a job of higher priority: it waits in the queue after that. Empty where its owner paused it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +349,7 @@ class JobRecord:
     size: Size | None = None
     """As it was last changed; None: as the job was submitted."""
     pause: Pause | None = None
+    turn: Turn = Turn()
     generation: Generation = Generation(0)
     """The newest ever used."""
     committed: Step = Step(0)
@@ -473,6 +477,15 @@ class JobRecord:
     def paused_until(self, now: float) -> float:
         """Seconds in which nothing was wanted of it."""
         return self.paused_s + (max(0.0, now - self.paused_since) if self.paused_since is not None else 0.0)
+
+    def queued_until(self, now: float) -> float:
+        """Seconds for which it was put aside for others."""
+        turn = self.turn
+        return turn.queued_s + (max(0.0, now - turn.queued_since) if turn.queued_since is not None else 0.0)
+
+    @property
+    def priority(self) -> int:
+        return self.spec.priority if self.turn.priority is None else self.turn.priority
 
     @property
     def wanted_size(self) -> Size:

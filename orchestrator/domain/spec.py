@@ -138,8 +138,6 @@ class JobSpec:
     name: str
     program: str
     """A built-in program's name (`causal_lm`) or `module:attribute`."""
-    project: str = "default"
-    """Whose job it is: tokens may be limited to projects."""
     data: DataSpec
     train: TrainSpec
     model: type_json = field(default_factory=dict)
@@ -148,3 +146,7 @@ class JobSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     recovery: RecoverySpec = field(default_factory=RecoverySpec)
     labels: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    """Jobs of a higher one come first in the queue, and take devices from running ones of a lower one."""
+    project: str = "default"
+    """Whose quota its devices count against; tokens may be limited to projects."""

@@ -36,6 +36,7 @@ class Checker:
         self._quarantine: tuple[Quarantine, ...] = ()
         self._distrusted: dict[JobId, Generation] = {}
         """Memory of this generation and of those before it counts no more."""
+        self._quotas: dict[str, int | None] = {}
         self._drained: frozenset[NodeId] = frozenset()
         """Since before the commit that is looked at."""
         self._started: dict[JobId, Generation] = {}
@@ -84,6 +85,8 @@ class Checker:
             self._check_drained(old, record)
         self._records = records = {**before, **commit.jobs}
         self._check_devices(records)
+        self._check_quotas(before, records, commit)
+        self._check_preemption(records, commit)
         if commit.quarantine is not None:
             self._quarantine = commit.quarantine
         self._check_quarantine(records)
@@ -162,13 +165,30 @@ class Checker:
     def _check_devices(self, records: Mapping[JobId, JobRecord]) -> None:
         taken: dict[Device, JobId] = {}
         for job, record in records.items():
-            if isinstance(record.state, Running):
-                spares = [device for spare in record.spares.values() for device in spare.devices]
-                for device in (*record.state.plan.devices, *spares):
-                    if taken.setdefault(device, job) != job:
-                        raise Violation(f"{device} serves {job} and {taken[device]} at once")
-                if set(spares) & set(record.state.plan.devices):
-                    raise Violation(f"{job} has a spare that trains")
+            spares = [device for spare in record.spares.values() for device in spare.devices]
+            for device in (*_placed(record), *spares):
+                if taken.setdefault(device, job) != job:
+                    raise Violation(f"{device} serves {job} and {taken[device]} at once")
+            if isinstance(record.state, Running) and set(spares) & set(record.state.plan.devices):
+                raise Violation(f"{job} has a spare that trains")
+
+    def _check_quotas(self, before: Mapping[JobId, JobRecord], after: Mapping[JobId, JobRecord], commit: Commit) -> None:
+        """No project gets more devices than its quota, whatever it had when that was lowered."""
+        old = self._quotas
+        if commit.projects is not None:
+            self._quotas = {one.name: one.max_devices for one in commit.projects}
+        for project, quota in self._quotas.items():
+            limits = [most for most in (quota, old.get(project)) if most is not None]
+            had, has = _size(before, project), _size(after, project)
+            if len(limits) == 2 and has > max(had, *limits):
+                raise Violation(f"project {project} has {has} devices and may have {max(limits)}")
+
+    def _check_preemption(self, records: Mapping[JobId, JobRecord], commit: Commit) -> None:
+        """Nobody gives way to a job of the same or a lower priority."""
+        for entry in commit.history:
+            other = records.get(JobId(str(entry.data.get("to")))) if entry.type in ("yielding", "preempted") else None
+            if other is not None and other.priority <= records[entry.job].priority:
+                raise Violation(f"{entry.job} of priority {records[entry.job].priority} gives way to {other.id}: {entry}")
 
     def _check_quarantine(self, records: Mapping[JobId, JobRecord]) -> None:
         """Nobody trains, or is about to, on a device that is kept out."""
@@ -196,3 +216,17 @@ class Checker:
             counted = sum(incident.rolled_back for incident in record.incidents)
             if counted != self.rolled_back[job] and len(record.incidents) < 100:
                 raise Violation(f"{job} shows {counted} steps rolled back where {self.rolled_back[job]} were")
+
+
+def _placed(record: JobRecord) -> tuple[Device, ...]:
+    """What it trains on or is about to."""
+    state = record.state
+    if isinstance(state, Running):
+        return tuple(state.plan.devices)
+    if isinstance(state, Starting | Reforming) and state.forming is not None:
+        return tuple(state.forming.plan.devices)
+    return ()
+
+
+def _size(records: Mapping[JobId, JobRecord], project: str) -> int:
+    return sum(len(_placed(record)) for record in records.values() if record.spec.project == project)

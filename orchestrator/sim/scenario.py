@@ -58,6 +58,8 @@ class Trouble(StrEnum):
     CANCEL = "cancel"
     SLOW = "slow"
     """A device computes for several times as long, for a while."""
+    PRIORITY = "priority"
+    """A job's owner gives it another priority, or an operator a project another quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,8 @@ class Scenario:
 
     slow_reads: bool = False
     """Reading a checkpoint takes longer than a generation may take to form while nothing happens."""
+    arrive_s: float = 2.0
+    """Jobs are submitted within so many virtual seconds."""
     saves: tuple[float, ...] = ()
     """When a person asks for a checkpoint of job0, in virtual seconds."""
 
@@ -111,6 +115,40 @@ def one_failure(seed: int) -> Scenario:
     )
 
 
+def crowd(seed: int) -> Scenario:
+    """More jobs than fit, of different priorities and two projects, which come one after another."""
+    rng = Random(f"crowd {seed}")
+    nodes = tuple(rng.choice((1, 2, 2, 4)) for _ in range(rng.randint(2, 4)))
+    jobs = []
+    for number in range(rng.randint(3, 5)):
+        job = _job(rng, number, sum(nodes), rng.randint(20, 60))
+        least = rng.randint(1, max(1, sum(nodes) // 2))
+        parallel = replace(job.parallel, min_devices=least, max_devices=rng.choice((0, 0, least, least + 2)))
+        fits = (parallel.tp or 1) * (parallel.pp or 1) <= (parallel.max_devices or sum(nodes))
+        jobs.append(
+            replace(
+                job,
+                parallel=parallel if fits else replace(parallel, tp=None, pp=None),
+                priority=rng.choice((-1, 0, 0, 1, 5)),
+                project=rng.choice(("default", "other")),
+            )
+        )
+    gentle = seed % 2 == 0
+    troubles: tuple[Trouble, ...] = (Trouble.PRIORITY, Trouble.RESIZE, Trouble.PAUSE, Trouble.KILL_RANK, Trouble.CORDON)
+    if not gentle:
+        troubles = (*troubles, Trouble.KILL_NODE, Trouble.CRASH_SUPERVISOR, Trouble.CRASH_AFTER_COMMIT, Trouble.ADD_NODE)
+    return Scenario(
+        seed=seed,
+        nodes=nodes,
+        jobs=tuple(jobs),
+        troubles=(Trouble.PRIORITY,) if seed % 4 == 0 else troubles,
+        between_s=rng.choice((1.0, 3.0)),
+        trouble_until_s=rng.uniform(10.0, 30.0),
+        gentle=gentle,
+        arrive_s=rng.choice((2.0, 10.0, 20.0)),
+    )
+
+
 def scenario(seed: int, steps: int | None = None) -> Scenario:
     rng = Random(f"scenario {seed}")
     more = Random(f"racks and spares {seed}")
@@ -129,7 +167,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         Trouble.KILL_HOST,
         Trouble.HANG_RANK,
     )
-    drawn = [trouble for trouble in Trouble if trouble is not Trouble.SLOW]
+    drawn = [trouble for trouble in Trouble if trouble not in (Trouble.SLOW, Trouble.PRIORITY)]
     anything = [trouble for trouble in drawn if trouble is not Trouble.CANCEL or rng.random() < 0.1]
     # A subset per seed: some weaknesses only show when other troubles do not get in their way.
     if gentle and rng.random() < 0.5:

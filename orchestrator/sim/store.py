@@ -9,6 +9,7 @@ from orchestrator.domain.events import Command
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import TERMINAL, JobRecord
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project
 from orchestrator.ports import Commit
 
 from .checkers import Checker
@@ -21,6 +22,7 @@ class SimStore:
         self.cursor = 0
         self.quarantine: tuple[Quarantine, ...] = ()
         self.cordons: tuple[Cordon, ...] = ()
+        self.projects: tuple[Project, ...] = ()
         self.term = Term(0)
         self._checker = checker
         self._encoded: dict[JobId, bytes] = {}
@@ -44,6 +46,8 @@ class SimStore:
             self.quarantine = codec.decode(tuple[Quarantine, ...], codec.encode(commit.quarantine))
         if commit.cordons is not None:
             self.cordons = codec.decode(tuple[Cordon, ...], codec.encode(commit.cordons))
+        if commit.projects is not None:
+            self.projects = codec.decode(tuple[Project, ...], codec.encode(commit.projects))
         self._checker.committed(self.jobs, commit)
         for job, record in commit.jobs.items():
             self.jobs[job] = record

@@ -66,7 +66,8 @@ class SimSupervisor:
         jobs, self._cursor = world.store.load()
         held = {one.device: one for one in world.store.quarantine}
         kept = {one.node: one for one in world.store.cordons}
-        self._state = State(jobs=jobs, root="/shared", quarantine=held, cordons=kept)
+        projects = {one.name: one for one in world.store.projects}
+        self._state = State(jobs=jobs, root="/shared", quarantine=held, cordons=kept, projects=projects)
         self._news: list[News] = []
         self._unsaved = Unsaved()
         self._turn: Timer | None = None

@@ -8,6 +8,8 @@ from orchestrator.domain.events import (
     Command,
     CordonRequested,
     PauseRequested,
+    PriorityRequested,
+    QuotaRequested,
     ResizeRequested,
     ResumeRequested,
     UncordonRequested,
@@ -165,6 +167,8 @@ class Troublemaker:
                 self._cordon()
             case Trouble.PAUSE:
                 self._pause()
+            case Trouble.PRIORITY:
+                self._prioritize()
             case Trouble.SLOW:
                 self._to_a_rank(trouble, self._slow)
             case Trouble.CANCEL:
@@ -208,6 +212,7 @@ class Troublemaker:
         self.is_quiet = True
         self._vouch()
         world.store.commands.extend(UncordonRequested(node=node) for node in world.size)
+        world.store.commands.extend(QuotaRequested(project=one.name, max_devices=None) for one in world.store.projects)
         world.store.commands.extend(ResizeRequested(job=job, size=Size()) for job in sorted(world.records()))
         world.store.commands.extend(ResumeRequested(job=job) for job in sorted(world.records()))
         for devices in (world.size[node] for node in sorted(set(self._nodes) & set(world.dead))):
@@ -224,6 +229,17 @@ class Troublemaker:
         job, target = rng.choice(open_jobs), rng.choice((0, 0, 1, 2, 4, 6))
         world.note(f"* {job} is to have {target or 'any number of'} devices")
         world.store.commands.append(ResizeRequested(job=job, size=Size(target=target)))
+
+    def _prioritize(self) -> None:
+        world, rng = self._world, self._rng
+        open_jobs = [job for job, record in sorted(world.records().items()) if not isinstance(record.state, TERMINAL)]
+        asked: Command = QuotaRequested(
+            project=rng.choice(("default", "other")), max_devices=rng.choice((None, 1, 2, 4, sum(world.scenario.nodes)))
+        )
+        if open_jobs and rng.random() < 0.7:
+            asked = PriorityRequested(job=rng.choice(open_jobs), priority=rng.choice((-1, 0, 1, 5, 9)))
+        world.note(f"* somebody: {asked}")
+        world.store.commands.append(asked)
 
     def _pause(self) -> None:
         world, rng = self._world, self._rng

@@ -66,7 +66,7 @@ class World(Place):
         for number, spec in enumerate(scenario.jobs):
             job = JobId(f"job{number}")
             self.clock.after(
-                self.rng.uniform(0.0, 2.0),
+                self.rng.uniform(0.0, scenario.arrive_s),
                 lambda job=job, spec=spec: self.store.commands.append(JobSubmitted(job=job, spec=spec, at=self.clock.now)),  # type: ignore[misc]
             )
         for at in scenario.saves:

@@ -23,6 +23,8 @@ SAVE_AGAIN_S, MAX_SAVE_AGAIN_S = 5.0, 300.0
 """For a checkpoint that was asked for and could not be made, doubled each time."""
 BAR_S, MAX_BAR_S = 10.0, 600.0
 """For a node that was given up because of its links, doubled each time: a link is not mended by forming anew over it."""
+UNSAVED_S = 60.0
+"""Before a job is put aside for another again that could not be saved when it was to be."""
 JOIN_S = 1800.0
 """Newcomers receive their state meanwhile; a source or a link that stalls is noticed long before, by its ends."""
 MAX_JOINS = 3
@@ -86,6 +88,8 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
                 found[f"save_again:{record.save_failures}"] = save_again_s(record.save_failures)
             if record.unreachable >= set(plan.nodes):
                 found.update(_isolated(record, generation))
+            if record.turn.unsaved_until:
+                found[f"unsaved:{record.turn.unsaved_until:.3f}"] = UNSAVED_S
             if any(not spare.is_ready or node in record.unreachable for node, spare in record.spares.items()):
                 found[f"spare:{generation}"] = OPEN_S
             if record.join is not None:

@@ -28,11 +28,11 @@ MAX_WEIGHED = 4
 class Draft:
     """Mutable, and alive for one kernel step only.
 
-    now: wall clock, for people. free_for: devices of reachable nodes that no other job holds, this job's own included;
-    asked each time, because jobs that are worked on in the same step claim and free devices. num_devices: of each node that
-    is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
+    now: wall clock, for people. free_for: devices of reachable nodes that the arbiter grants the job and nobody else holds,
+    its own included; asked each time, because jobs that are worked on in the same step claim and free devices. num_devices:
+    of each node that is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
     ward: what is held against devices, of all jobs. draining: nodes that jobs are to leave. tracks: how fast devices have
-    been seen to be.
+    been seen to be. everything: devices of the cluster that jobs may be placed on.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Draft:
         ward: Ward,
         draining: Callable[[], frozenset[NodeId]],
         tracks: Mapping[Device, Track] | None = None,
+        everything: Callable[[], frozenset[Device]] = frozenset,
     ) -> None:
         self.before = record
         self.record = record
@@ -56,6 +57,7 @@ class Draft:
         self.root = root
         self.ward = ward
         self._draining = draining
+        self._everything = everything
         self.tracks: Mapping[Device, Track] = tracks or {}
         self.paces: dict[Device, float] = {}
         """What ranks have said in this kernel step."""
@@ -70,6 +72,12 @@ class Draft:
     @property
     def usable(self) -> frozenset[Device]:
         return frozenset(device for device in self._free_for(self.record.id) if device.node not in self.record.barred)
+
+    @property
+    def everything(self) -> frozenset[Device]:
+        """Devices that jobs may be placed on, whoever holds them, without those that this job does not use."""
+        shunned = self.record.barred | self.record.avoided
+        return frozenset(device for device in self._everything() if device.node not in shunned)
 
     @property
     def num_devices(self) -> Mapping[NodeId, int]:
@@ -96,10 +104,23 @@ class Draft:
     def set(self, **changes: Any) -> None:
         self.record = replace(self.record, **changes)
 
+    def turn(self, **changes: Any) -> None:
+        """Of the record's `turn`."""
+        self.set(turn=replace(self.record.turn, **changes))
+
     def become(self, state: JobState) -> None:
         self.set(state=check(self.record.state, state))
-        if isinstance(state, Paused) and self.record.started_at is not None and self.record.paused_since is None:
-            self.set(paused_since=self.now)
+        if isinstance(state, Paused):
+            self.leave_queue()
+            if self.record.started_at is not None and self.record.paused_since is None:
+                self.set(paused_since=self.now)
+
+    def leave_queue(self) -> None:
+        """It is not put aside for others any more: it trains again, or its owner has paused it."""
+        turn = self.record.turn
+        if turn.is_preempted:
+            queued_s = self.record.queued_until(self.now)
+            self.turn(is_preempted=False, queued_s=queued_s, queued_since=None)
 
     def emit(self, effect: Effect) -> None:
         identity = EffectId(f"{self.record.id}:{self.record.next_effect}")

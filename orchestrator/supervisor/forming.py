@@ -199,6 +199,7 @@ def now_running(draft: Draft) -> None:
         paused_since=None,
         last_step_at=None,
     )
+    draft.leave_queue()
     plan = {"plan": encode(forming.plan)} if forming.plan.world_size <= MAX_TOLD_RANKS else {}
     draft.say("running", f"generation {forming.generation} trains: {forming.plan.describe()}", **plan)
 

@@ -249,6 +249,8 @@ def deadline_passed(draft: Draft, key: str) -> None:
             end_rest(draft)
         case "save_again":
             save_again(draft)
+        case "unsaved":
+            draft.turn(unsaved_until=0.0)
         case "bar":
             unbar(draft, key)
         case "form":

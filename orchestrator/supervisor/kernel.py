@@ -36,8 +36,10 @@ from orchestrator.domain.events import (
     NodesSeen,
     PauseRequested,
     PlanChosen,
+    PriorityRequested,
     ProgramProbed,
     ProgramRefused,
+    QuotaRequested,
     ReleaseRequested,
     ResizeRequested,
     ResumeRequested,
@@ -54,12 +56,11 @@ from orchestrator.domain.job import (
     JobRecord,
     Probing,
     Queued,
-    Reforming,
-    Running,
-    Starting,
 )
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project, Waiting
 
+from .arbitrating import Arbitrated, arbitrated, claimed, queue_of, standing
 from .asked import asked_came_to_nothing, checkpoint_now, save_where_asked
 from .balancing import balance
 from .cordons import Cordons
@@ -76,6 +77,7 @@ from .testing import attend
 from .training import finish_if_done
 from .wanting import plan_chosen, want_devices
 from .ward import Ward
+from .yielding import make_room, note_wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,12 @@ class State:
     """So do these."""
     tracks: Mapping[JobId, Mapping[Device, Track]] = field(default_factory=dict)
     """How fast devices have been seen to be: an observation, which is never stored."""
+    projects: Mapping[str, Project] = field(default_factory=dict)
+    """Those whose quota was ever set."""
+    queue: tuple[Waiting, ...] | None = None
+    """As readers were shown it last; None: not since this supervisor started."""
+    arbitrated: Arbitrated | None = None
+    """Who gets which devices, and of which state that is the answer: found out again by whoever starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +115,8 @@ class Stepped:
     nodes_changed: bool
     quarantine_changed: bool = False
     cordons_changed: bool = False
+    projects_changed: bool = False
+    queue_changed: bool = False
 
 
 def step(now: float, state: State, inputs: Sequence[Input]) -> Stepped:
@@ -126,12 +136,17 @@ class _Cycle:
         self.cordons = Cordons(state.cordons, now)
         self.jobs = dict(state.jobs)
         self.tracks = state.tracks
+        self.projects = dict(state.projects)
+        self.before = state
+        self.arbitrated: Arbitrated | None = None
+        self._claims: dict[JobId, tuple[JobRecord, frozenset[Device]]] = {}
         self.drafts: dict[JobId, Draft] = {}
         self.loose: list[Loose] = []
 
     def run(self, inputs: Sequence[Input]) -> Stepped:
         for one in inputs:
             self._take(one)
+        self.arbitrated = None  # what was told may have changed it
         for job in list(self.jobs):
             draft = self._draft(job)
             if not draft.is_over:
@@ -143,9 +158,13 @@ class _Cycle:
                 rest_where_asked(draft)
             if not draft.is_over and self.nodes is not None:
                 nodes = {node.id: node for node in self.nodes}
+                allotment = self._arbitration().allotment(job)
+                make_room(draft, allotment)
                 want_spares(draft, nodes)
-                want_devices(draft, nodes)
+                want_devices(draft, nodes, allotment)
                 leave_drained_hosts(draft)
+                wait = standing(draft.record, allotment, True)
+                note_wait(draft, wait.reason if wait else None, wait.message if wait else "")
             judge_faults(draft)
         drafts = self.drafts.values()
         if self.nodes is not None:
@@ -153,6 +172,8 @@ class _Cycle:
             self.loose += [KillNode(node=node) for node in self.cordons.settle(self.nodes or (), self._occupied())]
         changed = {d.record.id: d.record for d in drafts if d.record != d.before}
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
+        known = self.arbitrated if self.nodes is not None else None
+        queue = queue_of(jobs.values(), known, self._taken_by_others)
         return Stepped(
             state=State(
                 jobs=jobs,
@@ -161,6 +182,9 @@ class _Cycle:
                 quarantine=self.ward.known,
                 cordons=self.cordons.known,
                 tracks={d.record.id: d.tracks for d in drafts if d.tracks and d.record.id in jobs},
+                projects=self.projects,
+                queue=queue,
+                arbitrated=known,
             ),
             changed=changed,
             history=tuple(entry for d in drafts for entry in d.history),
@@ -170,6 +194,8 @@ class _Cycle:
             nodes_changed=self.nodes_changed,
             quarantine_changed=self.ward.has_changed,
             cordons_changed=self.cordons.has_changed,
+            projects_changed=self.projects != self.before.projects,
+            queue_changed=queue != self.before.queue,
         )
 
     # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -197,6 +223,9 @@ class _Cycle:
             case CordonRequested() | UncordonRequested():
                 self._cordon(one)
                 return
+            case QuotaRequested(project=project, max_devices=max_devices):
+                self.projects[project] = Project(name=project, max_devices=max_devices)
+                return
             case InstantCame():
                 return  # what hangs on it is looked at in every step
         if one.job not in self.jobs:
@@ -209,6 +238,10 @@ class _Cycle:
                 checkpoint_now(draft)
             case ResizeRequested(size=size):
                 resize(draft, size)
+            case PriorityRequested(priority=priority):
+                if priority != draft.record.priority:
+                    draft.say("priority_changed", f"priority {priority}, which was {draft.record.priority}")
+                    draft.turn(priority=priority)
             case PauseRequested():
                 pause(draft)
             case ResumeRequested():
@@ -289,6 +322,7 @@ class _Cycle:
                 self.ward,
                 lambda: self.cordons.draining,
                 self.tracks.get(job),
+                lambda: frozenset(self._arbitration().snapshot.devices),
             )
         return self.drafts[job]
 
@@ -300,38 +334,48 @@ class _Cycle:
 
     def _free_for(self, job: JobId) -> frozenset[Device]:
         draft = self._draft(job)
-        mine = _claimed(draft.before) | _claimed(draft.record)
+        mine = claimed(draft.before) | claimed(draft.record)
         if self.nodes is None:  # what it holds is all that it is known to have
             return mine - self.ward.out
         closed = self.cordons.closed_to({device.node for device in mine})
-        taken = {
-            device
-            for other, record in self.jobs.items()
-            if other != job
-            for device in _claimed(self.drafts[other].record if other in self.drafts else record)
-        }
-        free = {d for node in self.nodes if node.status is NodeStatus.UP and node.id not in closed for d in node.devices()}
-        return frozenset(free - taken - self.ward.out)
+        answer = self._arbitration()
+        allotment = answer.allotment(job)
+        granted = (allotment.grant if allotment else frozenset()) | (mine - draft.record.turn.yields)
+        if draft.record.spec.project not in answer.snapshot.quotas:
+            granted |= answer.answer.left  # nobody wants it: as a spare it may be of use
+        up = {node.id for node in self.nodes if node.status is NodeStatus.UP and node.id not in closed}
+        found = frozenset(device for device in granted if device.node in up)
+        return found - self._taken_by_others(job) - self.ward.out
+
+    def _arbitration(self) -> Arbitrated:
+        """As of before the first job of this step asked, or asked again once all inputs were taken."""
+        if self.arbitrated is None:
+            self.arbitrated = arbitrated(
+                self.before.arbitrated,
+                (record for record in map(self._record, self.jobs) if not isinstance(record.state, TERMINAL)),
+                self.nodes or (),
+                self.cordons.closed_to(()),
+                self.ward.out,
+                self.projects,
+            )
+        return self.arbitrated
+
+    def _record(self, job: JobId) -> JobRecord:
+        return self.drafts[job].record if job in self.drafts else self.jobs[job]
+
+    def _taken_by_others(self, job: JobId) -> frozenset[Device]:
+        found: set[Device] = set()
+        for other in self.jobs:
+            record, known = self._record(other), self._claims.get(other)
+            if known is None or known[0] is not record:
+                known = self._claims[other] = (record, claimed(record))
+            if known[1] and other != job:
+                found |= known[1]
+        return frozenset(found)
 
     def _occupied(self) -> frozenset[NodeId]:
         """Nodes on which any job has anything."""
-        records = [self.drafts[job].record if job in self.drafts else record for job, record in self.jobs.items()]
-        open_ones = [record for record in records if not isinstance(record.state, TERMINAL)]
+        open_ones = [record for job in self.jobs if not isinstance((record := self._record(job)).state, TERMINAL)]
         return frozenset(
-            node for record in open_ones for node in (*record.hosts, *(device.node for device in _claimed(record)))
+            node for record in open_ones for node in (*record.hosts, *(device.node for device in claimed(record)))
         )
-
-
-def _claimed(record: JobRecord) -> frozenset[Device]:
-    """Devices a job holds or is about to."""
-    state = record.state
-    claimed = set(record.pids)
-    if isinstance(state, Running):
-        claimed |= set(state.plan.devices)
-    if isinstance(state, Starting | Reforming) and state.forming:
-        claimed |= set(state.forming.plan.devices)
-    if record.target:
-        claimed |= set(record.target.devices)
-    for spare in record.spares.values():
-        claimed |= set(spare.devices)
-    return frozenset(claimed)

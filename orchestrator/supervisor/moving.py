@@ -23,6 +23,8 @@ def why_move(draft: Draft, plan: Plan) -> str:
     draining = [node for node in plan.nodes if node in draft.draining]
     if draining:
         return f"{', '.join(draining)} {'drain' if len(draining) > 1 else 'drains'}"
+    if given := draft.record.turn.yields & set(plan.devices):
+        return f"{len(given)} devices go to {draft.record.turn.yields_to}, which has a higher priority"
     limit = draft.record.wanted_size.limit
     return f"the job is to have {limit} devices" if limit and plan.world_size > limit else ""
 
@@ -32,6 +34,7 @@ def resize(draft: Draft, size: Size) -> None:
     if size == draft.record.wanted_size:
         return
     draft.set(size=size)
+    draft.turn(judged=frozenset(), infeasible="", floor=0)
     most = f"at most {size.max_devices}" if size.max_devices else "no limit"
     aim = f", {size.target} wanted" if size.target else ""
     draft.say("resize_asked", f"at least {size.min_devices} devices, {most}{aim}")

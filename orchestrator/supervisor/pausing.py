@@ -15,6 +15,7 @@ from orchestrator.domain.ids import Step
 from orchestrator.domain.job import PLANNING, Cause, Fault, Pause, Paused, Probing, Queued, Running, Stopping
 from orchestrator.domain.protocol import RankFinished, SaveSoon
 
+from .deadlines import UNSAVED_S
 from .draft import Draft
 from .joining import drop_join
 from .reforming import begin_reform
@@ -23,6 +24,10 @@ from .stopping import stop
 
 def pause(draft: Draft) -> None:
     record, state = draft.record, draft.state
+    if record.pause is not None and record.pause.preempted:
+        draft.set(pause=replace(record.pause, preempted=""))
+        draft.say("pausing", "it is to pause, and not to go on by itself")
+        return
     if isinstance(state, Paused | Stopping) or record.pause is not None:
         if record.pause is not None and record.pause.resumes:
             draft.set(pause=replace(record.pause, resumes=False))
@@ -41,6 +46,8 @@ def pause(draft: Draft) -> None:
 
 def resume(draft: Draft) -> None:
     record, state = draft.record, draft.state
+    if record.pause is not None and record.pause.preempted:
+        return  # it goes on by itself
     if isinstance(state, Paused):
         draft.become(Queued(reason=PLANNING))
         draft.say("resumed", f"it goes on from step {record.committed}")
@@ -64,7 +71,7 @@ def rest_where_asked(draft: Draft) -> None:
     elif wish.told != state.generation and wish.resumes:
         _need_not(draft)  # those who had been told have gone
     elif wish.told != state.generation:
-        draft.set(pause=Pause(told=state.generation))
+        draft.set(pause=Pause(told=state.generation, preempted=wish.preempted))
         device = state.plan.devices[0]
         draft.call(device.node, SaveSoon(generation=state.generation, device=device, rests=True))
     elif wish.step is not None and record.checkpoint is not None and record.checkpoint.step >= wish.step:
@@ -102,6 +109,8 @@ def _need_not(draft: Draft) -> None:
 
 def _train_on(draft: Draft, wish: Pause) -> None:
     draft.set(pause=None, considered=frozenset())
+    if wish.preempted:
+        draft.turn(unsaved_until=draft.now + UNSAVED_S)
     why = f"step {wish.step} could not be saved: {wish.why}"
     draft.say("pause_failed", f"{why}; it trains on, pause it again once there is room")
     begin_reform(draft, Fault(cause=Cause.PAUSE, message=f"not paused, {why}", at=draft.now, is_external=True))

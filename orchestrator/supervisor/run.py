@@ -69,6 +69,7 @@ class Supervisor:
             root=self._root,
             quarantine={one.device: one for one in loaded.quarantine},
             cordons={one.node: one for one in loaded.cordons},
+            projects={one.name: one for one in loaded.projects},
         )
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -61,11 +61,17 @@ def _end(draft: Draft, outcome: Outcome) -> None:
     draft.effects.clear()
     word = _word(outcome)
     if isinstance(outcome, Paused):
-        resumes = draft.record.pause is not None and draft.record.pause.resumes
+        wish = draft.record.pause
+        is_preempted = wish is not None and bool(wish.preempted)
+        resumes = wish is not None and (wish.resumes or is_preempted)
+        if is_preempted:  # its owner wanted no pause: it stands in the queue
+            draft.set(paused_since=None)
+            draft.turn(is_preempted=True, queued_since=draft.now)
         # Devices are measured anew when it goes on, perhaps others.
         draft.set(stragglers={}, rebalance=None, is_rebalanced=False)
         draft.set(pause=None, save_asked=None, save_rests=False, save_failures=0, unsaved=(), last_step_at=None)
-        draft.say("paused", f"paused at step {draft.record.committed}, which is saved")
+        put = "put aside" if is_preempted else "paused"
+        draft.say("paused", f"{put} at step {draft.record.committed}, which is saved")
         if resumes:
             draft.become(Queued(reason=PLANNING))
     elif isinstance(outcome, Failed):

@@ -15,6 +15,7 @@ from orchestrator.domain.events import HistoryEntry, Input, StepRecord
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project, Waiting
 from orchestrator.ports import Commit
 
 from .kernel import Stepped
@@ -50,6 +51,8 @@ class Unsaved:
     _nodes: tuple[Node, ...] | None = None
     _quarantine: tuple[Quarantine, ...] | None = None
     _cordons: tuple[Cordon, ...] | None = None
+    _projects: tuple[Project, ...] | None = None
+    _queue: tuple[Waiting, ...] | None = None
 
     def add(self, stepped: Stepped, news: list[News], now: float) -> None:
         self.news += news
@@ -62,6 +65,10 @@ class Unsaved:
             self._quarantine = tuple(stepped.state.quarantine.values())
         if stepped.cordons_changed:
             self._cordons = tuple(stepped.state.cordons.values())
+        if stepped.projects_changed:
+            self._projects = tuple(stepped.state.projects.values())
+        if stepped.queue_changed:
+            self._queue = stepped.state.queue
         if self.due == inf and (self.news or not self.commit().is_empty):
             self.due = now + LAZY_S
 
@@ -79,5 +86,7 @@ class Unsaved:
             nodes=self._nodes,
             quarantine=self._quarantine,
             cordons=self._cordons,
+            projects=self._projects,
+            queue=self._queue,
             cursor=next((one.cursor for one in reversed(self.news) if one.cursor), None),
         )

@@ -12,6 +12,7 @@ from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import PLANNING, Failed, Queued, Reforming, Running
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rungs import Rung
+from orchestrator.jobs.arbitration import Allotment
 from orchestrator.recovery.ladder import HORIZON_S
 
 from .balancing import slow_nodes
@@ -23,12 +24,20 @@ from .moving import cannot_move, why_move
 from .sparing import reserved
 from .stopping import stop
 
+IN_THE_QUEUE = "it waits in the queue for devices that others hold"
+
 
 def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
     if not draft.record.planning or chosen.generation != draft.next_generation():
         return
     draft.set(planning=False)
     state, result = draft.state, chosen.result
+    whether = draft.record.turn.asks_whether
+    _learn(draft, result)
+    if whether and isinstance(result, Plan):
+        if isinstance(state, Queued):
+            draft.become(Queued(reason=IN_THE_QUEUE))  # it waits for what others hold
+        return
     if isinstance(result, Infeasible):
         if draft.record.barred and not isinstance(state, Running):
             draft.set(barred=frozenset(), considered=frozenset())  # a node with a bad link is better than none
@@ -59,6 +68,17 @@ def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
             _warm_up_to(draft, result, why or "new devices")
 
 
+def _learn(draft: Draft, result: Plan | Infeasible) -> None:
+    """What an answer says of sizes, for the arbiter: on so many devices the job fits or does not."""
+    turn, state = draft.record.turn, draft.state
+    draft.turn(asks_whether=False)
+    if turn.asked >= draft.everything:
+        draft.turn(judged=turn.asked, infeasible=result.reason if isinstance(result, Infeasible) else "")
+    yields = isinstance(state, Running) and bool(turn.yields & set(state.plan.devices))
+    if isinstance(result, Infeasible) and not turn.asks_whether and (yields or not isinstance(state, Running)):
+        draft.turn(floor=max(turn.floor, len(turn.asked) + 1))
+
+
 def _warm_up_to(draft: Draft, plan: Plan, why: str) -> None:
     """Train on while the hosts of another plan start; the next generation begins when they are warm."""
     assert isinstance(draft.state, Running)
@@ -69,14 +89,20 @@ def _warm_up_to(draft: Draft, plan: Plan, why: str) -> None:
         open_host(draft, node)
 
 
-def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
-    """Ask for a plan where one could be better than what there is, and move to a larger one that is ready."""
+def want_devices(draft: Draft, nodes: Mapping[NodeId, Node], allotment: Allotment | None) -> None:
+    """Ask for a plan where one could be better than what there is, and move to a larger one that is ready.
+
+    One that waits in the queue asks once what has all it starts with, and before that whether the cluster could hold it.
+    """
     lost = draft.record.avoided - set(draft.num_devices)
     if lost:  # should they come back, they are new machines
         draft.set(avoided=draft.record.avoided - lost)
     _grow_if_warm(draft)
     record, state = draft.record, draft.state
     if record.profile is None or record.planning or not isinstance(draft.state, Queued | Running | Reforming):
+        return
+    if isinstance(state, Queued) and (allotment is None or allotment.wait is not None):
+        _ask_whether(draft, nodes)
         return
     usable = draft.usable
     trusted = frozenset(device for device in usable if device.node not in record.avoided)
@@ -86,6 +112,11 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
     considered = draft.record.considered
     match draft.state:
         case Queued():
+            if allotment is None or not allotment.minimum <= usable:
+                return  # others are still leaving it
+            if trusted <= considered:
+                _ask_whether(draft, nodes)
+                return
             options = [trusted - reserved(draft, nodes, trusted), trusted]
         case Running(plan=plan):
             must = bool(why_move(draft, plan))
@@ -104,28 +135,44 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
             return
     for devices in options:
         if devices - considered or (isinstance(state, Queued) and state.reason == PLANNING):
-            speeds = slow_nodes(draft)
-            draft.set(planning=True, considered=considered | devices)
-            if speeds:
-                draft.set(is_rebalanced=True)
-            here = sorted({device.node for device in devices})
-            running, its_kinds = _broken(draft)
-            draft.emit(
-                ChoosePlan(
-                    job=record.id,
-                    generation=draft.next_generation(),
-                    spec=record.sized_spec,
-                    profile=record.profile,
-                    devices=tuple((device, nodes[device.node].kind) for device in sorted(devices)),
-                    keep=tuple(sorted(set(record.pids) - draft.spare_devices)),
-                    domains={node: domain for node in here if (domain := nodes[node].domain)},
-                    running=running,
-                    lost=its_kinds,
-                    speeds=speeds,
-                    horizon_steps=HORIZON_S / (record.typical_step_s or 1.0) if running else 0.0,
-                )
-            )
+            draft.set(considered=considered | devices)
+            _ask(draft, nodes, devices)
             return
+
+
+def _ask_whether(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
+    """Nothing is free for it: could the cluster hold it at all?"""
+    state, turn, everything = draft.state, draft.record.turn, draft.everything
+    if everything - turn.judged or (isinstance(state, Queued) and state.reason == PLANNING):
+        draft.turn(asks_whether=True, infeasible="", floor=0 if turn.infeasible else turn.floor)
+        _ask(draft, nodes, everything)
+
+
+def _ask(draft: Draft, nodes: Mapping[NodeId, Node], devices: frozenset[Device]) -> None:
+    record = draft.record
+    assert record.profile is not None
+    speeds = slow_nodes(draft)
+    draft.set(planning=True)
+    draft.turn(asked=devices)
+    if speeds:
+        draft.set(is_rebalanced=True)
+    here = sorted({device.node for device in devices})
+    running, its_kinds = _broken(draft)
+    draft.emit(
+        ChoosePlan(
+            job=record.id,
+            generation=draft.next_generation(),
+            spec=record.sized_spec,
+            profile=record.profile,
+            devices=tuple((device, nodes[device.node].kind) for device in sorted(devices)),
+            keep=tuple(sorted(set(record.pids) - draft.spare_devices)),
+            domains={node: domain for node in here if (domain := nodes[node].domain)},
+            running=running,
+            lost=its_kinds,
+            speeds=speeds,
+            horizon_steps=HORIZON_S / (record.typical_step_s or 1.0) if running else 0.0,
+        )
+    )
 
 
 def _broken(draft: Draft) -> tuple[Plan | None, tuple[tuple[Device, str], ...]]:

@@ -24,6 +24,7 @@ from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import JobRecord, Probing, Queued, Succeeded
 from orchestrator.domain.quarantine import Quarantine, Standing
+from orchestrator.domain.queue import Project, Waiting, WaitReason
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
 from orchestrator.ports import Commit, Desk, Gap, StateStore
 
@@ -203,6 +204,20 @@ async def test_cordons_are_kept_until_others_are_committed(kind: Kind) -> None:
     assert await desk.cordons() == (await store.load()).cordons == found
     await store.commit(term, Commit(cordons=()))
     assert await desk.cordons() == ()
+
+
+@running
+async def test_quotas_and_the_queue_are_kept_until_others_are_committed(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    assert (await desk.projects(), (await store.load()).projects, await desk.queue()) == ((), (), ())
+    quotas = (Project(name="vision", max_devices=8), Project(name="speech"))
+    line = (Waiting(job=A, position=1, reason=WaitReason.BUSY, message="waits for 2 more A100", least=4, since=2.0),)
+    await store.commit(term, Commit(projects=quotas, queue=line))
+    await store.commit(term, Commit(jobs={A: a_job()}))
+    assert await desk.projects() == (await store.load()).projects == quotas and await desk.queue() == line
+    await store.commit(term, Commit(queue=()))
+    assert await desk.queue() == () and await desk.projects() == quotas
 
 
 @running

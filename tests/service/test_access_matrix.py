@@ -71,6 +71,8 @@ ROUTES: dict[str, Asked] = {
     "cause_fault": Asked(CHAOS, "cluster", "POST", "/api/v1/faults", {"kind": "kill_node", "node": "node-1"}),
     "version": Asked(VIEWER, "self", "GET", "/api/v1/version"),
     "prometheus": Asked(VIEWER, "cluster", "GET", "/metrics"),
+    "config_schema": Asked(VIEWER, "self", "GET", "/api/v1/schemas/config"),
+    "job_schema": Asked(VIEWER, "self", "GET", "/api/v1/schemas/job"),
     "whoami": Asked(VIEWER, "self", "GET", "/api/v1/whoami"),
     "sign_out": Asked(VIEWER, "self", "DELETE", "/api/v1/session"),
     "make_login_code": Asked(VIEWER, "self", "POST", "/api/v1/session/codes"),

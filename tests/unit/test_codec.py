@@ -38,7 +38,8 @@ from orchestrator.domain.protocol import (
     StopAfter,
 )
 from orchestrator.domain.quarantine import Quarantine
-from tests import admitted, balanced, believed, copied, doubts, journals, moved, paused, samples
+from orchestrator.domain.queue import Project, Waiting
+from tests import admitted, balanced, believed, copied, doubts, journals, moved, paused, queued, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -85,6 +86,10 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "paused-states-1": (JobState, paused.STATES),
     "paused-requests-1": (HostRequest, paused.REQUESTS),
     "paused-records-1": (JobRecord, (paused.RECORD,)),
+    "queued-inputs-1": (Input, queued.INPUTS),
+    "queued-records-1": (JobRecord, (queued.RECORD,)),
+    "projects-1": (tuple[Project, ...], (queued.PROJECTS,)),
+    "queue-1": (tuple[Waiting, ...], (queued.QUEUE,)),
     "cordons-1": (tuple[Cordon, ...], (moved.CORDONS,)),
     "balanced-effects-1": (Effect, balanced.EFFECTS),
     "balanced-events-1": (HostEvent, balanced.HOST_EVENTS),
@@ -115,6 +120,7 @@ def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
     later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS, *believed.INPUTS)
     later += (*moved.INPUTS, *journals.REQUESTS, *copied.HOST_EVENTS, *paused.INPUTS, *paused.STATES, *admitted.INSTANTS)
+    later += queued.INPUTS
     assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 
 

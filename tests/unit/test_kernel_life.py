@@ -413,6 +413,10 @@ def test_devices_of_a_finished_job_start_one_that_waits() -> None:
     waiting = replace(bench.kernel.jobs[other], profile=a_profile(), state=Queued(reason="needs 2 devices, 0 usable"))
     bench.kernel = replace(bench.kernel, jobs={**bench.kernel.jobs, other: waiting})
     bench.see_nodes()
+    (asked,) = [e for e in bench.last.effects.values() if isinstance(e, ChoosePlan)]
+    bench.tell(PlanChosen(job=other, generation=asked.generation, result=choose(asked)))
+    assert isinstance(bench.kernel.jobs[other].state, Queued), "it is known only that the cluster could hold it"
+    bench.see_nodes()
     assert not bench.last.effects
     closed(bench.passed(1))
     assert [e.job for e in bench.last.effects.values() if isinstance(e, ChoosePlan)] == [other]

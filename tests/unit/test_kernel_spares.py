@@ -18,8 +18,8 @@ from orchestrator.domain.protocol import (
 )
 from orchestrator.domain.rungs import Rung
 from orchestrator.domain.spec import JobSpec
+from orchestrator.supervisor.arbitrating import claimed as taken_by
 from orchestrator.supervisor.deadlines import deadlines
-from orchestrator.supervisor.kernel import _claimed
 from tests.builders import JOB, Bench, a_report, a_spec
 
 N1, N4, N5 = NodeId("n1"), NodeId("n4"), NodeId("n5")
@@ -52,7 +52,7 @@ def reforming(bench: Bench) -> Reforming:
 def test_an_idle_node_is_claimed_opened_and_built_for_the_plan_that_runs() -> None:
     bench = claimed()
     assert set(bench.record.spares) == {N4} and N4 in bench.record.hosts
-    assert set(bench.record.spares[N4].devices) <= _claimed(bench.record)
+    assert set(bench.record.spares[N4].devices) <= taken_by(bench.record)
     bench.said(N4, HostOpened(seconds=1.0))
     ((node, asked),) = bench.calls(PrepareSeats)
     assert (node, asked.stand_by, len(asked.devices)) == (N4, bench.plan, 2)

@@ -1,0 +1,381 @@
+"""The asynchronous client: the same calls as client.py's, awaited. For servers, notebooks (`await` works at the prompt)
+and whoever watches many jobs at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import httpx2
+
+from api.access_shapes import DAY_S, AuditPage, MintedView, TokenView, WhoView
+from api.chaos import FaultRequest
+from api.plan_views import ForecastView
+from api.views import (
+    TERMINAL,
+    AcceptedView,
+    BulkView,
+    CheckpointView,
+    EventView,
+    FaultAcceptedView,
+    FaultView,
+    GapView,
+    JobPage,
+    JobSummary,
+    JobView,
+    NodeView,
+    StepView,
+    SubmittedView,
+)
+
+from . import access_calls, calls
+from .calls import BEGINNING, Call, JobLike, LogChunk
+from .credentials import headers_for
+from .errors import ApiError, StillRunning, Unreachable
+from .retry import Budget
+from .streaming import SHAPES, SILENCE_S, Event
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Raises ApiError, Unreachable. retry_s: how long to try a server that does not answer (it may be restarting).
+
+    token: as Client's.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 10.0,
+        retry_s: float = 10.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._retry_s = retry_s
+        given = headers_for(self.base_url, token) | dict(headers or {})
+        # A proxy of the environment must not see requests to this machine.
+        self._http = httpx2.AsyncClient(base_url=self.base_url, timeout=timeout_s, trust_env=False, headers=given)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    # --- jobs ----------------------------------------------------------------------------------------------------------
+
+    async def submit(self, job: JobLike, key: str | None = None) -> SubmittedView:
+        """A job file (its relative paths count from its own folder) or the same as a mapping. Raises Refused too."""
+        return await self.send(calls.submit(job, key))
+
+    async def run(self, job: JobLike, key: str | None = None) -> AsyncJob:
+        """Submit it, and have a handle to it."""
+        return self.attach((await self.submit(job, key)).id)
+
+    def attach(self, job: str) -> AsyncJob:
+        return AsyncJob(self, job)
+
+    async def jobs(
+        self,
+        *,
+        state: Sequence[str] = (),
+        labels: Mapping[str, str] | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> JobPage:
+        return await self.send(calls.jobs(state, labels, limit, cursor))
+
+    async def all_jobs(self, *, state: Sequence[str] = ()) -> AsyncIterator[JobSummary]:
+        cursor: str | None = None
+        while True:
+            page = await self.jobs(state=state, limit=200, cursor=cursor)
+            for one in page.jobs:
+                yield one
+            if (cursor := page.next_cursor) is None:
+                return
+
+    async def job(self, job: str) -> JobView:
+        return await self.send(calls.job(job))
+
+    async def cancel(self, job: str) -> AcceptedView:
+        return await self.send(calls.verb(job, "cancel"))
+
+    async def pause(self, job: str) -> AcceptedView:
+        """It makes one more step, saves it, and holds no device until it is resumed."""
+        return await self.send(calls.verb(job, "pause"))
+
+    async def resume(self, job: str) -> AcceptedView:
+        return await self.send(calls.verb(job, "resume"))
+
+    async def to_many(
+        self,
+        verb: Literal["cancel", "pause", "resume"],
+        *,
+        state: Sequence[str] = (),
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> BulkView:
+        """To every open job that is in one of these states, has this name and carries all of these labels."""
+        return await self.send(calls.to_many(verb, state, name, labels, dry_run))
+
+    async def resize(
+        self, job: str, *, target: int | None = None, min_devices: int | None = None, max_devices: int | None = None
+    ) -> AcceptedView:
+        """In devices; what is left out stays. target: how many it should have now; 0: as many as it can use."""
+        return await self.send(calls.resize(job, target, min_devices, max_devices))
+
+    async def checkpoints(self, job: str) -> list[CheckpointView]:
+        """Newest first."""
+        return await self.send(calls.checkpoints(job))
+
+    async def checkpoint_now(self, job: str) -> AcceptedView:
+        return await self.send(calls.verb(job, "checkpoint"))
+
+    async def wait(self, job: str, timeout_s: float | None = None, poll_s: float = 0.5) -> JobView:
+        """The job once it is over. Raises StillRunning after timeout_s."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            found = await self.job(job)
+            if found.is_over:
+                return found
+            if deadline is not None and time.monotonic() >= deadline:
+                raise StillRunning(f"{job} is {found.status} at step {found.step} of {found.steps} after {timeout_s:g} s")
+            await asyncio.sleep(poll_s if deadline is None else max(0.0, min(poll_s, deadline - time.monotonic())))
+
+    # --- what happened -------------------------------------------------------------------------------------------------
+
+    async def events(self, job: str, after: str = BEGINNING) -> AsyncIterator[Event]:
+        """History and steps as they happen, reconnecting where it must; ends when the job has ended."""
+        budget = Budget(self._retry_s)
+        while True:
+            heard = False
+            try:
+                async for event in self._stream(job, after):
+                    budget.reset()
+                    after, heard = event.id, True
+                    yield event
+                    if isinstance(event, EventView) and event.status in TERMINAL:
+                        return
+            except httpx2.TransportError as error:
+                if not await budget.rest():
+                    raise self._unreachable(error) from error
+                continue
+            except ApiError as error:
+                if error.status != 503 or not await budget.rest():
+                    raise
+                continue
+            if not heard and (await self.job(job)).is_over:
+                return
+            if not await budget.rest():
+                raise Unreachable(f"{self.base_url} keeps ending the events of {job} without a word")
+
+    async def history(self, job: str, since: str = BEGINNING, limit: int = 1000) -> list[EventView | GapView]:
+        return await self.send(calls.history(job, since, limit))
+
+    async def metrics(self, job: str, since: str = BEGINNING, limit: int = 1000) -> list[StepView]:
+        return await self.send(calls.metrics(job, since, limit))
+
+    async def all_metrics(self, job: str) -> AsyncIterator[StepView]:
+        since, page = BEGINNING, 10000
+        while True:
+            steps = await self.metrics(job, since, page)
+            for one in steps:
+                yield one
+            if len(steps) < page:
+                return
+            since = steps[-1].id
+
+    async def logs(
+        self,
+        job: str,
+        *,
+        rank: int | None = None,
+        device: str | None = None,
+        tail: int | None = None,
+        offset: int | None = None,
+    ) -> LogChunk:
+        return await self.send(calls.logs(job, rank, device, tail, offset))
+
+    async def plan(self, job: JobLike, cluster: Mapping[str, Any] | None = None) -> ForecastView:
+        """What a job would run as, on the server's nodes or on a cluster described as in a cluster file. Starts nothing."""
+        return await self.send(calls.plan(job, cluster))
+
+    # --- cluster -------------------------------------------------------------------------------------------------------
+
+    async def nodes(self) -> list[NodeView]:
+        return await self.send(calls.nodes())
+
+    async def add_node(
+        self, kind: str, num_devices: int = 2, labels: Mapping[str, str] | None = None, *, count: int = 1
+    ) -> AcceptedView:
+        """labels: `rack` or `switch` is the failure domain mirrors keep out of where they can."""
+        return await self.send(calls.add_node(kind, num_devices, labels, count))
+
+    async def cordon_node(self, node: str) -> AcceptedView:
+        """Nothing new is placed there; what trains there trains on."""
+        return await self.send(calls.node_verb(node, "cordon"))
+
+    async def uncordon_node(self, node: str) -> AcceptedView:
+        """Have it used again; jobs that have not left it yet need not."""
+        return await self.send(calls.node_verb(node, "uncordon"))
+
+    async def drain_node(self, node: str) -> AcceptedView:
+        """Have jobs move off it while they train."""
+        return await self.send(calls.node_verb(node, "drain"))
+
+    async def remove_node(self, node: str, deadline_s: float | None = None) -> AcceptedView:
+        """Drain it, then take it away; after deadline_s in any case."""
+        return await self.send(calls.remove_node(node, deadline_s))
+
+    async def release_node(self, node: str) -> AcceptedView:
+        """Have its devices planned with again, whatever is held against them."""
+        return await self.send(calls.node_verb(node, "release"))
+
+    async def kill_node(self, node: str) -> FaultAcceptedView:
+        return await self.send(calls.fault({"kind": "kill_node", "node": node}))
+
+    async def kill_rank(self, job: str, rank: int) -> FaultAcceptedView:
+        return await self.send(calls.fault({"kind": "kill_rank", "job": job, "rank": rank}))
+
+    async def inject(self, fault: FaultRequest | Mapping[str, Any]) -> FaultAcceptedView:
+        """Make something fail on purpose. Raises Refused where the request can't be right."""
+        return await self.send(calls.inject(fault))
+
+    async def faults(self, job: str) -> list[FaultView]:
+        """Those caused on purpose that are kept, oldest first."""
+        return await self.send(calls.faults(job))
+
+    async def ready(self) -> dict[str, str]:
+        """Name of each check -> "ok". Raises ApiError, whose problem carries the checks, where one is not."""
+        return await self.send(calls.ready())
+
+    async def server_version(self) -> str:
+        return await self.send(calls.health_version())
+
+    # --- access --------------------------------------------------------------------------------------------------------
+
+    async def whoami(self) -> WhoView:
+        """Whose token this client has, and what it may do."""
+        return await self.send(access_calls.whoami())
+
+    async def create_token(
+        self,
+        name: str,
+        roles: Sequence[str] = ("operator",),
+        *,
+        projects: Sequence[str] = (),
+        expires_s: float | None = 90 * DAY_S,
+    ) -> MintedView:
+        """Its text is in this answer and nowhere else. expires_s: from now; None: never."""
+        return await self.send(access_calls.create_token(name, roles, projects, expires_s))
+
+    async def tokens(self) -> list[TokenView]:
+        """Oldest first."""
+        return await self.send(access_calls.tokens())
+
+    async def revoke_token(self, token: str) -> TokenView:
+        """By its id."""
+        return await self.send(access_calls.revoke_token(token))
+
+    async def login_link(self) -> str:
+        """Signs a browser in, once, with the rights of this client's token."""
+        return f"{self.base_url}{(await self.send(access_calls.login_code())).path}"
+
+    async def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
+        """What was asked for, newest first."""
+        return await self.send(access_calls.audit(limit, cursor))
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    async def send(self, call: Call[T]) -> T:
+        """Any call of calls.py, with its retries."""
+        budget = Budget(self._retry_s)
+        while True:
+            try:
+                answer = await self._http.request(call.method, call.path, **call.request())
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                if not await budget.rest():
+                    raise self._unreachable(error) from error
+            except httpx2.TransportError as error:
+                if not call.is_repeatable or not await budget.rest():
+                    raise self._unreachable(error) from error
+            else:
+                if answer.is_success:
+                    return call.read(answer)
+                if answer.status_code != 503 or not call.is_repeatable or not await budget.rest():
+                    raise calls.refused(answer)
+
+    async def _stream(self, job: str, after: str) -> AsyncIterator[Event]:
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": after}
+        timeout = httpx2.Timeout(10.0, read=SILENCE_S)
+        path = f"{calls.job_path(job)}/events"
+        async with self._http.stream("GET", path, headers=headers, timeout=timeout) as answer:
+            if answer.status_code == 204:
+                return
+            if not answer.is_success:
+                await answer.aread()
+                raise calls.refused(answer)
+            async for sse in httpx2.EventSource(answer):
+                shape = SHAPES.get(sse.event)
+                if shape is not None:
+                    yield shape.model_validate_json(sse.data)
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        return Unreachable(f"no answer from {self.base_url} ({error})")
+
+
+class AsyncJob:
+    """One job, by the client that knows its server. Holds nothing that could be out of date."""
+
+    def __init__(self, client: AsyncClient, id: str) -> None:
+        self.client = client
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"AsyncJob({self.id!r} at {self.client.base_url})"
+
+    async def view(self) -> JobView:
+        return await self.client.job(self.id)
+
+    async def wait(self, timeout_s: float | None = None) -> JobView:
+        """The job once it is over. Raises StillRunning after timeout_s."""
+        return await self.client.wait(self.id, timeout_s)
+
+    def events(self, after: str = BEGINNING) -> AsyncIterator[Event]:
+        return self.client.events(self.id, after)
+
+    async def stream_metrics(self, after: str = BEGINNING) -> AsyncIterator[StepView]:
+        """Committed steps as they come, until it is over; one that was rolled back comes again, of a later generation."""
+        async for event in self.client.events(self.id, after):
+            if isinstance(event, StepView):
+                yield event
+
+    async def logs(self, **which: Any) -> LogChunk:
+        """rank, device, tail, offset: as of AsyncClient.logs."""
+        return await self.client.logs(self.id, **which)
+
+    async def cancel(self) -> AcceptedView:
+        return await self.client.cancel(self.id)
+
+    async def pause(self) -> AcceptedView:
+        return await self.client.pause(self.id)
+
+    async def resume(self) -> AcceptedView:
+        return await self.client.resume(self.id)
+
+    async def scale(self, devices: int) -> AcceptedView:
+        """How many it should have; 0: as many as it can use."""
+        return await self.client.resize(self.id, target=devices)

@@ -1,0 +1,49 @@
+"""What is never shown: values whose name says secret, passwords in URLs, and bearer tokens wherever they stand in text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+BLOT = "[redacted]"
+_NAME = re.compile(
+    r"(?:^|[_.\-\s])(?:secrets?|passw(?:or)?d|passphrase|token|credentials?|authorization|cookie|api_?key|access_?key"
+    r"|private_?key|secret_?key)(?:$|[_.\-\s])",
+    re.IGNORECASE,
+)
+_HARMLESS = re.compile(r"(?:_file|_path|_id|_type|s_per_s|_name)$", re.IGNORECASE)
+"""They say where a secret is or what of, which is what one has to know."""
+_URL_LOGIN = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@:]*:[^/\s@]+@")
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
+_ASSIGNED = re.compile(
+    r"(?i)(?<![A-Z0-9])((?:[A-Z0-9]+[_-])*(?:passwd|password|passphrase|secret|token|api_?key|access_?key)(?:[_-][A-Z0-9]+)*)"
+    r"([\"']?\s*[=:]\s*[\"']?)(?!\[redacted\])[^\s,;\"']{4,}"
+)
+
+
+def redacted(value: Any, name: str = "") -> Any:
+    """The same shape, with what must not be shown blotted out. name: under which it stands."""
+    if is_secret_name(name) and value not in (None, "", False, True) and not isinstance(value, int | float):
+        return BLOT
+    match value:
+        case Mapping():
+            return {key: redacted(item, str(key)) for key, item in value.items()}
+        case list() | tuple():
+            return [redacted(item) for item in value]
+        case str():
+            return redacted_text(value)
+        case _:
+            return value
+
+
+def redacted_text(text: str) -> str:
+    text = _URL_LOGIN.sub(rf"\g<scheme>{BLOT}@", text)
+    text = _BEARER.sub(rf"\1 {BLOT}", text)
+    return _ASSIGNED.sub(rf"\1\2{BLOT}", text)
+
+
+def is_secret_name(name: str) -> bool:
+    # camelCase too: apiKey is api_Key.
+    spread = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return bool(_NAME.search(spread)) and not _HARMLESS.search(spread)
