@@ -48,7 +48,11 @@ NEEDS: Mapping[str, Need] = {
     "list_faults": READ,
     "plan": ACT,  # imports the program that the body names
     "live": READ,
+    "get_queue": READ,
+    "list_projects": READ,
+    "get_project": READ,
     # the cluster
+    "set_quota": OWN,
     "list_nodes": READ,
     "add_node": ACT_ALL,
     "cordon": ACT_ALL,

@@ -20,8 +20,8 @@ from .identities import Identities
 from .live import Lookout
 from .metrics import CountRequests, Metrics
 from .plan_files import PlanRequest
-from .routes import access, bulk, checkpoints, faults, health, jobs, live, nodes, plans, schemas, streams
-from .schemas import AddNodeRequest, DrainRequest, JobFile, ResizeRequest
+from .routes import access, bulk, checkpoints, faults, health, jobs, live, nodes, plans, queue, schemas, streams
+from .schemas import AddNodeRequest, DrainRequest, JobFile, QuotaRequest, ResizeRequest
 from .security import Gatekeeper
 from .selections import SelectionRequest
 from .settings import ApiSettings
@@ -34,6 +34,7 @@ ASKED: tuple[type[BaseModel], ...] = (
     SelectionRequest,
     FaultRequest,
     PlanRequest,
+    QuotaRequest,
     TokenRequest,
     SignInRequest,
 )
@@ -66,7 +67,7 @@ def create_app(
     app.state.metrics = Metrics(settings.version, settings.max_metric_jobs)
     problems.install(app)
     # streams before jobs: /jobs/{job_id}/events is the longer path.
-    for part in (streams, bulk, jobs, checkpoints, faults, nodes, plans, live, access, schemas, health):
+    for part in (streams, bulk, jobs, checkpoints, faults, nodes, queue, plans, live, access, schemas, health):
         app.include_router(part.router, dependencies=[Depends(authorize)])
     dashboard.install(app)
     describe(app, ASKED, TOLD)

@@ -72,7 +72,8 @@ class Lookout:
         async with self._lock:
             if time.monotonic() - self._looked_at >= LOOK_S / 2:
                 page = await self._desk.list(SHOWN_JOBS, None)
-                self._jobs = {record.id: projections.summary(record) for record in page.jobs}
+                line = {one.job: one for one in await self._desk.queue()}
+                self._jobs = {one.id: projections.summary(one, line.get(one.id)) for one in page.jobs}
                 held, cordons = await self._desk.quarantine(), await self._desk.cordons()
                 self._nodes = [projections.node(item, held, cordons) for item in await self._desk.nodes()]
                 self._looked_at = time.monotonic()

@@ -16,24 +16,64 @@ from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.faults import Injected
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.job import Cancelled, Failed, Incident, JobRecord, Reforming, Running, Starting, Succeeded
+from orchestrator.domain.job import (
+    Cancelled,
+    Failed,
+    Incident,
+    JobRecord,
+    Probing,
+    Queued,
+    Reforming,
+    Running,
+    Starting,
+    Succeeded,
+)
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.queue import Project, Waiting, WaitReason
 from orchestrator.domain.status import RESIZES, aside_of, reason_of, status_of
 from orchestrator.ports import Gap
 
 from . import views
 from .job_files import job_file
 
-
-def summary(record: JobRecord) -> views.JobSummary:
-    return views.JobSummary(**_summary(record))  # type: ignore[arg-type]
+PLANNING, INFEASIBLE = WaitReason.PLANNING, WaitReason.INFEASIBLE
 
 
-def job(record: JobRecord, now: float) -> views.JobView:
+def summary(record: JobRecord, waiting: Waiting | None = None) -> views.JobSummary:
+    """waiting: its place in the queue, where it has one."""
+    return views.JobSummary(**_summary(record, waiting))  # type: ignore[arg-type]
+
+
+def is_open(record: JobRecord) -> bool:
+    return not isinstance(record.state, Succeeded | Failed | Cancelled)
+
+
+def waiting(one: Waiting) -> views.WaitingView:
+    return views.WaitingView(
+        job=one.job,
+        position=one.position,
+        reason=one.reason.value,
+        message=one.message,
+        priority=one.priority,
+        project=one.project,
+        least=one.least,
+        since=instant(one.since),
+    )
+
+
+def project(one: Project, sizes: Mapping[str, int], waits: Mapping[str, int]) -> views.ProjectView:
+    """sizes, waits: devices held and jobs waiting, by project."""
+    name = one.name
+    return views.ProjectView(
+        name=name, max_devices=one.max_devices, num_devices=sizes.get(name, 0), num_waiting=waits.get(name, 0)
+    )
+
+
+def job(record: JobRecord, now: float, waiting: Waiting | None = None) -> views.JobView:
     plan = current_plan(record)
     return views.JobView(
-        **_summary(record),  # type: ignore[arg-type]
+        **_summary(record, waiting),  # type: ignore[arg-type]
         tokens_per_step=tokens_per_step(record),
         typical_step_s=record.typical_step_s,
         num_params=record.profile.num_params if record.profile else None,
@@ -177,7 +217,7 @@ def current_plan(record: JobRecord) -> tuple[Generation, Plan] | None:
             return (newest, record.plans[newest]) if newest is not None else None
 
 
-def _summary(record: JobRecord) -> dict[str, object]:
+def _summary(record: JobRecord, line: Waiting | None) -> dict[str, object]:
     plan = current_plan(record)
     finished = record.state.at if isinstance(record.state, Succeeded | Failed | Cancelled) else None
     # Of a job that is not stepping the last rate is history, not a rate.
@@ -186,9 +226,11 @@ def _summary(record: JobRecord) -> dict[str, object]:
     return {
         "id": record.id,
         "name": record.spec.name,
-        "project": record.spec.project,
         "status": status_of(record.state).value,
-        "reason": aside_of(record) or reason_of(record.state),
+        "reason": _reason(record, line),
+        "priority": record.priority,
+        "project": record.spec.project,
+        "waiting": waiting(line) if line is not None and isinstance(record.state, Probing | Queued) else None,
         "generation": record.generation,
         "step": record.committed,
         "steps": record.spec.train.steps,
@@ -201,6 +243,12 @@ def _summary(record: JobRecord) -> dict[str, object]:
         "started_at": instant(record.started_at) if record.started_at is not None else None,
         "finished_at": instant(finished) if finished is not None else None,
     }
+
+
+def _reason(record: JobRecord, line: Waiting | None) -> str:
+    if line is not None and isinstance(record.state, Queued) and line.reason not in (PLANNING, INFEASIBLE):
+        return f"{line.message} (number {line.position} in the queue)"
+    return aside_of(record) or reason_of(record.state)
 
 
 def plans(record: JobRecord, entries: Iterable[HistoryEntry]) -> list[views.PlanView]:
@@ -351,12 +399,14 @@ def goodput(record: JobRecord, now: float) -> views.GoodputView:
         causes[item.fault.cause] += item.pause_s if item.pause_s is not None else max(0.0, ended - item.fault.at)
         causes["run_again"] += item.rolled_back * (record.typical_step_s or 0.0)
     paused = min(wall - start, record.paused_until(ended))
-    left = max(0.0, wall - start - paused)
+    queued = min(wall - start - paused, record.queued_until(ended))
+    left = max(0.0, wall - start - paused - queued)
     total = sum(causes.values())
     lost = min(left, total)
     scale = lost / total if total > 0 else 0.0  # pauses of incidents that ran into each other are counted in both
     spent = {cause: seconds * scale for cause, seconds in sorted(causes.items()) if seconds > 0}
     spent |= {"paused": paused} if paused else {}
+    spent |= {"queue": queued} if queued else {}
     return views.GoodputView(
         wall_s=wall,
         causes={"training": left - lost, "start": start, **spent},

@@ -17,6 +17,7 @@ from orchestrator.domain.checkpoint import LONGEST_JOURNAL
 from orchestrator.domain.cluster import KINDS
 from orchestrator.domain.codec import decode
 from orchestrator.domain.errors import FieldProblem, Refused
+from orchestrator.domain.queue import MAX_PRIORITY
 from orchestrator.domain.size import Size
 from orchestrator.domain.spec import (
     Auto,
@@ -114,6 +115,7 @@ def _place(value: str) -> str:
 
 
 Place = Annotated[str, AfterValidator(_place), Field(max_length=4096, json_schema_extra={"allowed": _ALLOWED_PLACES})]
+Priority = Annotated[int, Field(strict=True, ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Degree = Annotated[int, Field(strict=True, ge=1, le=65536)]
 
 
@@ -199,7 +201,6 @@ class JobFile(Request):
             json_schema_extra={"allowed": "a built-in program such as causal_lm, or module:attribute"},
         ),
     ]
-    project: Name = _default(JobSpec, "project")
     data: DataSection
     train: TrainSection
     model: dict[str, JsonValue] = _default(JobSpec, "model")
@@ -207,6 +208,10 @@ class JobFile(Request):
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     recovery: RecoverySection = Field(default_factory=RecoverySection)
     labels: Labels = _default(JobSpec, "labels")
+    priority: Priority = _default(JobSpec, "priority")
+    project: Name = _default(JobSpec, "project")
+    start_by_s: Annotated[Real, Field(ge=0, le=366 * 86400)] = _default(JobSpec, "start_by_s")
+    max_runtime_s: Annotated[Real, Field(ge=0, le=366 * 86400)] = _default(JobSpec, "max_runtime_s")
 
     def to_spec(self) -> JobSpec:
         """Raises Refused where fields that are each fine contradict each other."""
@@ -322,8 +327,13 @@ class DrainRequest(Request):
 Devices = Annotated[Whole, Field(ge=0, le=1_000_000)]
 
 
+class QuotaRequest(Request):
+    max_devices: Devices | None
+    """Of all of the project's jobs together; null for no limit. What they have already, they keep."""
+
+
 class ResizeRequest(Request):
-    """What is left out stays as it is; in devices."""
+    """What is left out stays as it is; in devices, but for the priority."""
 
     min_devices: Annotated[Whole, Field(ge=1, le=1_000_000)] | None = None
     """The job waits rather than run on fewer."""
@@ -331,12 +341,19 @@ class ResizeRequest(Request):
     """And never has more; 0 for no limit."""
     target: Devices | None = None
     """How many it should have now; 0 for as many as it can use."""
+    priority: Priority | None = None
+    """A job of a higher one comes first, and takes devices from running ones of a lower one."""
+
+    @property
+    def is_of_size(self) -> bool:
+        return not self.min_devices is self.max_devices is self.target is None
 
     def changed(self, size: Size) -> Size:
         """Raises Refused where the three contradict each other."""
-        if self.min_devices is self.max_devices is self.target is None:
-            raise Refused("nothing is to be changed; send min_devices, max_devices or target")
-        now = replace(size, **{name: value for name, value in self.model_dump().items() if value is not None})
+        if not self.is_of_size and self.priority is None:
+            raise Refused("nothing is to be changed; send min_devices, max_devices, target or priority")
+        wanted = self.model_dump(exclude={"priority"})
+        now = replace(size, **{name: value for name, value in wanted.items() if value is not None})
         if now.max_devices and now.max_devices < now.min_devices:
             why = f"max_devices is {now.max_devices}, below min_devices {now.min_devices}; raise it or lower min_devices"
             raise Refused(why, (_too_high("min_devices", now.min_devices, why, now.max_devices),))

@@ -217,6 +217,7 @@ class GoodputView(View):
     """Where a job's time went since it was submitted, in seconds; causes add up to wall_s.
 
     training: steps that count. start: until the first generation trained. paused: by its owner, until it trained again.
+    queue: put aside for jobs of higher priority, until it trained again.
     run_again: steps that were committed and rolled back. The others are causes of incidents (rank_lost, grow, ...) with
     what their pauses cost.
     """
@@ -224,7 +225,33 @@ class GoodputView(View):
     wall_s: float
     causes: dict[str, float]
     share: float | None
-    """training / (wall_s - start - paused); None before it has started."""
+    """training / (wall_s - start - paused - queue); None before it has started."""
+
+
+class WaitingView(View):
+    """One job of the queue, and why it has no devices.
+
+    position: from 1. reason: probing, planning, making_room, busy, behind, quota, infeasible or no_cluster; message: the
+    same in words. least: devices without which it does not start.
+    """
+
+    job: str
+    position: int
+    reason: str
+    message: str
+    priority: int
+    project: str
+    least: int
+    since: Instant
+
+
+class ProjectView(View):
+    """max_devices: its quota, null for none. num_devices: what its jobs hold. num_waiting: of its jobs, in the queue."""
+
+    name: str
+    max_devices: int | None
+    num_devices: int
+    num_waiting: int
 
 
 class JobSummary(View):
@@ -232,7 +259,6 @@ class JobSummary(View):
 
     id: str
     name: str
-    project: str = "default"
     status: str
     reason: str
     generation: int
@@ -243,6 +269,10 @@ class JobSummary(View):
     recoveries: int
     plan_summary: str | None
     labels: dict[str, str] = {}
+    priority: int = 0
+    project: str = "default"
+    waiting: WaitingView | None = None
+    """Its place in the queue, while it waits for devices."""
     created_at: Instant
     started_at: Instant | None
     finished_at: Instant | None

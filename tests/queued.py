@@ -44,11 +44,13 @@ TURN = Turn(
     is_preempted=True,
     queued_s=12.5,
     queued_since=AT,
+    held_s=100.0,
+    held_since=AT,
     unsaved_until=AT + 60,
 )
 RECORD: JobRecord = replace(
     RECORDS[-1],
-    spec=replace(RECORDS[-1].spec, priority=5, project="vision"),
+    spec=replace(RECORDS[-1].spec, priority=5, project="vision", start_by_s=60.0, max_runtime_s=3600.0),
     turn=TURN,
-    pause=Pause(preempted="job-2 has a higher priority"),
+    pause=Pause(preempted="job-2 has a higher priority", ends="it has had its time"),
 )

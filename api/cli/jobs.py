@@ -58,6 +58,10 @@ def submit(
     is_weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Of --from: step 0, with moments and a schedule of its own.")
     ] = False,
+    priority: Annotated[
+        int | None, typer.Option("--priority", "-p", help="Higher ones come first and take devices from lower ones.")
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="Whose quota its devices count against.")] = None,
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same key never makes a second job.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,7 +69,11 @@ def submit(
     if is_weights_only and start is None:
         raise typer.BadParameter("--weights-only says what to take of --from; name a checkpoint")
     client = session_of(ctx).client(PATIENT_S if is_followed else 2.0)
-    job = client.submit(file if start is None else _beginning_with(file, start, is_weights_only), key)
+    more = {name: value for name, value in (("priority", priority), ("project", project)) if value is not None}
+    body: Path | dict[str, Any] = file if start is None else _beginning_with(file, start, is_weights_only)
+    if more:
+        body = {**(read_job_file(body) if isinstance(body, Path) else body), **more}
+    job = client.submit(body, key)
     if not is_followed:
         if as_json:
             print_json(job)
@@ -199,15 +207,18 @@ def scale(
     ] = None,
     least: Annotated[int | None, typer.Option("--min", min=1, help="It waits rather than run on fewer.")] = None,
     most: Annotated[int | None, typer.Option("--max", min=0, help="It never has more; 0 for no limit.")] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", "-p", help="Higher ones come first and take devices from lower ones.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change how many devices a job has; it moves while it trains, and no step is lost."""
-    if devices is None and least is None and most is None:
-        fail("Nothing to change", "give a number of devices, --min or --max")
+    """Change how many devices a job has, or its priority; it moves while it trains, and no step is lost."""
+    if devices is None and least is None and most is None and priority is None:
+        fail("Nothing to change", "give a number of devices, --min, --max or --priority")
         raise typer.Exit(USAGE)
     client = session_of(ctx).client()
     job_id = find_job(client, job)
-    accepted = client.resize(job_id, target=devices, min_devices=least, max_devices=most)
+    accepted = client.resize(job_id, target=devices, min_devices=least, max_devices=most, priority=priority)
     if as_json:
         print_json(accepted)
     else:

@@ -10,7 +10,7 @@ import typer
 
 from api.client.errors import ClientError
 
-from . import access, adopt, bundle, chaos, checkpoints, cluster, config, jobs, plans, service, top, verbs
+from . import access, adopt, bundle, chaos, checkpoints, cluster, config, jobs, plans, queue, service, top, verbs
 from .session import DEFAULT_STATE_DIR, Guarded, Session, out, print_json, session_of
 
 app = typer.Typer(
@@ -62,6 +62,7 @@ jobs.register(app)
 verbs.register(app)
 plans.register(app)
 cluster.register(app)
+queue.register(app)
 checkpoints.register(app)
 adopt.register(app)
 chaos.register(app)

@@ -72,12 +72,18 @@ def jobs_table(jobs: Sequence[JobSummary]) -> Table:
         table.add_row(
             Text(job.id, "bold"),
             Text(job.name),
-            status(job.status),
+            _standing(job),
             f"{job.step}/{job.steps}",
             str(job.recoveries or "–"),
             age(job.created_at),
         )
     return table
+
+
+def _standing(job: JobSummary) -> Text:
+    if job.waiting is None:
+        return status(job.status)
+    return Text.assemble(status(job.status), (f" #{job.waiting.position} {job.waiting.reason}", "dim"))
 
 
 def nodes_table(nodes: Sequence[NodeView]) -> Table:
@@ -157,6 +163,11 @@ def _facts(job: JobView) -> Table:
     if job.size.target or job.size.max_devices:
         most = f"{job.size.min_devices} to {job.size.max_devices or 'any number of'} devices"
         table.add_row("size", f"{most}, {job.size.target} wanted" if job.size.target else most)
+    if job.waiting is not None:
+        place = f"number {job.waiting.position} ({job.waiting.reason})"
+        table.add_row("queue", f"{place}, needs {job.waiting.least} devices")
+    if job.priority or job.project != "default":
+        table.add_row("priority", f"{job.priority}, project {job.project}")
     for spare in job.spares:
         table.add_row("spare", Text(f"{spare.node}, {'stands by' if spare.is_ready else 'getting ready'}"))
     if job.at_risk:

@@ -28,8 +28,10 @@ from api.views import (
     JobSummary,
     JobView,
     NodeView,
+    ProjectView,
     StepView,
     SubmittedView,
+    WaitingView,
 )
 
 from . import access_calls, calls
@@ -132,10 +134,30 @@ class AsyncClient:
         return await self.send(calls.to_many(verb, state, name, labels, dry_run))
 
     async def resize(
-        self, job: str, *, target: int | None = None, min_devices: int | None = None, max_devices: int | None = None
+        self,
+        job: str,
+        *,
+        target: int | None = None,
+        min_devices: int | None = None,
+        max_devices: int | None = None,
+        priority: int | None = None,
     ) -> AcceptedView:
         """In devices; what is left out stays. target: how many it should have now; 0: as many as it can use."""
-        return await self.send(calls.resize(job, target, min_devices, max_devices))
+        return await self.send(calls.resize(job, target, min_devices, max_devices, priority))
+
+    async def queue(self) -> list[WaitingView]:
+        """Jobs without devices, the next one first, and why each waits."""
+        return await self.send(calls.queue())
+
+    async def projects(self) -> list[ProjectView]:
+        return await self.send(calls.projects())
+
+    async def project(self, name: str) -> ProjectView:
+        return await self.send(calls.project(name))
+
+    async def set_quota(self, project: str, max_devices: int | None) -> AcceptedView:
+        """max_devices: of all its jobs together; None for no limit. What they have already, they keep."""
+        return await self.send(calls.set_quota(project, max_devices))
 
     async def checkpoints(self, job: str) -> list[CheckpointView]:
         """Newest first."""

@@ -31,8 +31,10 @@ from api.views import (
     JobPage,
     JobView,
     NodeView,
+    ProjectView,
     StepView,
     SubmittedView,
+    WaitingView,
 )
 from orchestrator.domain.errors import Refused
 
@@ -109,10 +111,29 @@ def to_many(
     return Call(method="POST", path=f"/api/v1/jobs:{name}", read=one(BulkView), body=body)
 
 
-def resize(id: str, target: int | None, min_devices: int | None, max_devices: int | None) -> Call[AcceptedView]:
-    wanted = {"target": target, "min_devices": min_devices, "max_devices": max_devices}
+def resize(
+    id: str, target: int | None, min_devices: int | None, max_devices: int | None, priority: int | None = None
+) -> Call[AcceptedView]:
+    wanted = {"target": target, "min_devices": min_devices, "max_devices": max_devices, "priority": priority}
     body = {name: value for name, value in wanted.items() if value is not None}
     return Call(method="PATCH", path=job_path(id), read=one(AcceptedView), body=body)
+
+
+def queue() -> Call[list[WaitingView]]:
+    return Call(method="GET", path="/api/v1/queue", read=many(WaitingView))
+
+
+def projects() -> Call[list[ProjectView]]:
+    return Call(method="GET", path="/api/v1/projects", read=many(ProjectView))
+
+
+def project(name: str) -> Call[ProjectView]:
+    return Call(method="GET", path=f"/api/v1/projects/{quote(name, safe='')}", read=one(ProjectView))
+
+
+def set_quota(project: str, max_devices: int | None) -> Call[AcceptedView]:
+    path = f"/api/v1/projects/{quote(project, safe='')}"
+    return Call(method="PUT", path=path, read=one(AcceptedView), body={"max_devices": max_devices})
 
 
 def checkpoints(id: str) -> Call[list[CheckpointView]]:

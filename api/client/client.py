@@ -29,8 +29,10 @@ from api.views import (
     JobSummary,
     JobView,
     NodeView,
+    ProjectView,
     StepView,
     SubmittedView,
+    WaitingView,
 )
 
 from . import access_calls, calls
@@ -132,10 +134,30 @@ class Client:
         return self.send(calls.to_many(verb, state, name, labels, dry_run))
 
     def resize(
-        self, job: str, *, target: int | None = None, min_devices: int | None = None, max_devices: int | None = None
+        self,
+        job: str,
+        *,
+        target: int | None = None,
+        min_devices: int | None = None,
+        max_devices: int | None = None,
+        priority: int | None = None,
     ) -> AcceptedView:
         """In devices; what is left out stays. target: how many it should have now; 0: as many as it can use."""
-        return self.send(calls.resize(job, target, min_devices, max_devices))
+        return self.send(calls.resize(job, target, min_devices, max_devices, priority))
+
+    def queue(self) -> list[WaitingView]:
+        """Jobs without devices, the next one first, and why each waits."""
+        return self.send(calls.queue())
+
+    def projects(self) -> list[ProjectView]:
+        return self.send(calls.projects())
+
+    def project(self, name: str) -> ProjectView:
+        return self.send(calls.project(name))
+
+    def set_quota(self, project: str, max_devices: int | None) -> AcceptedView:
+        """max_devices: of all its jobs together; None for no limit. What they have already, they keep."""
+        return self.send(calls.set_quota(project, max_devices))
 
     def checkpoints(self, job: str) -> list[CheckpointView]:
         """Newest first."""

@@ -12,8 +12,15 @@ from pydantic import Field
 
 from orchestrator.domain.codec import dumps
 from orchestrator.domain.errors import Conflict
-from orchestrator.domain.events import CancelRequested, HistoryEntry, PauseRequested, ResizeRequested, ResumeRequested
-from orchestrator.domain.job import JobRecord, JobStatus
+from orchestrator.domain.events import (
+    CancelRequested,
+    HistoryEntry,
+    PauseRequested,
+    PriorityRequested,
+    ResizeRequested,
+    ResumeRequested,
+)
+from orchestrator.domain.job import JobRecord, JobStatus, Probing, Queued
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
 
@@ -88,12 +95,18 @@ async def list_jobs(
         cursor = page.next_cursor
         if cursor is None or len(found) == limit:
             break
-    return views.JobPage(jobs=tuple(projections.summary(record) for record in found), next_cursor=cursor)
+    line = {one.job: one for one in await desk.queue()}
+    return views.JobPage(
+        jobs=tuple(projections.summary(record, line.get(record.id)) for record in found), next_cursor=cursor
+    )
 
 
 @router.get("/{job_id}")
 async def get_job(desk: TheDesk, job_id: TheJobId) -> views.JobView:
-    return projections.job(await desk.get(job_id), time.time())
+    record = await desk.get(job_id)
+    waits = isinstance(record.state, Probing | Queued)
+    line = await desk.queue() if waits else ()
+    return projections.job(record, time.time(), next((one for one in line if one.job == job_id), None))
 
 
 @router.get("/{job_id}/plans")
@@ -138,9 +151,13 @@ async def resume(desk: TheDesk, job_id: TheJobId) -> views.AcceptedView:
 async def resize(
     desk: TheDesk, job_id: TheJobId, wanted: Annotated[ResizeRequest, Depends(body_of(ResizeRequest))]
 ) -> views.AcceptedView:
-    """Change how many devices a job may and should have. It moves while it trains; no step is lost."""
+    """Change how many devices a job may and should have, or its priority. It moves while it trains; no step is lost."""
     record = await require_unfinished(desk, job_id)
     size = wanted.changed(record.wanted_size)
+    if wanted.priority is not None:
+        command = await desk.command(PriorityRequested(job=job_id, priority=wanted.priority))
+        if not wanted.is_of_size:
+            return views.AcceptedView(id=command, message=f"{job_id} is to have priority {wanted.priority}")
     command = await desk.command(ResizeRequested(job=job_id, size=size))
     aim = f"{size.target} devices" if size.target else "as many devices as it can use"
     most = f" to {size.max_devices}" if size.max_devices else " upwards"

@@ -28,7 +28,6 @@ from .host_wire import Call, Kind, Place, Poll, Reply, raise_for, read
 from .ray_environment import (
     NAMESPACE,
     RayEnvironment,
-    device_resource,
     pin_resource,
 )
 from .ray_table import Raylet, Table, is_placed, read_table
@@ -184,7 +183,7 @@ class RayCluster:
             while True:
                 if self._is_alive(node) is False:
                     raise HostGone(f"node {node} has ended")
-                actor = await self._in_thread(lambda: self._make(job, node, request.num_devices), self._open_s)
+                actor = await self._in_thread(lambda: self._make(job, node), self._open_s)
                 try:
                     return await self._watch_or_end(job, node, actor, self._open_s)
                 except HostGone:  # the one before it may be dead, and Ray still know it by this name
@@ -192,7 +191,7 @@ class RayCluster:
                         raise
                     await asyncio.sleep(_LOOK_S)
 
-    def _make(self, job: JobId, node: NodeId, num_devices: int) -> Any:
+    def _make(self, job: JobId, node: NodeId) -> Any:
         from .ray_host import MAX_CONCURRENCY, RayHost
 
         addresses = {one.node.id: one.node.address for one in self._table.raylets or read_table().raylets}
@@ -205,7 +204,8 @@ class RayCluster:
             "max_task_retries": 0,
             "max_concurrency": MAX_CONCURRENCY,
             "num_cpus": 0,
-            "resources": {pin_resource(node): 0.001, device_resource(node): num_devices},
+            # Not the devices: who gets which of them is the control plane's to say, and jobs may share a node.
+            "resources": {pin_resource(node): 0.001},
         }
         return _ray().remote(RayHost).options(**options).remote(addresses[node])
 

@@ -226,7 +226,8 @@ class Failed:
     exit_code: int | None = None
     log_tail: tuple[str, ...] = ()
     verdict: str = ""
-    """Which rule ended it, where trying again was given up: repeated_error, no_progress or out_of_attempts."""
+    """Which rule ended it, where trying again was given up: repeated_error, no_progress or out_of_attempts; not_started or
+    out_of_time, where a deadline of its own has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +320,8 @@ class Pause:
     """It was told too late that it need not: it goes on at once."""
     preempted: str = ""
     """Its devices are for a job of higher priority: it waits in the queue after that. Empty where its owner paused it."""
+    ends: str = ""
+    """It has had its time, and ends once it is saved, or cannot be; empty where it has not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -482,6 +485,11 @@ class JobRecord:
         """Seconds for which it was put aside for others."""
         turn = self.turn
         return turn.queued_s + (max(0.0, now - turn.queued_since) if turn.queued_since is not None else 0.0)
+
+    def held_until(self, now: float) -> float:
+        """Seconds on devices, starting and recovering included."""
+        turn = self.turn
+        return turn.held_s + (max(0.0, now - turn.held_since) if turn.held_since is not None else 0.0)
 
     @property
     def priority(self) -> int:

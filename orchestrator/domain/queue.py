@@ -85,5 +85,9 @@ class Turn:
     """For which it was put aside so, restarts included,"""
     queued_since: float | None = None
     """and since when, until it trains again."""
+    held_s: float = 0.0
+    """For which it has been on devices, or was about to be,"""
+    held_since: float | None = None
+    """and since when; None while it is not."""
     unsaved_until: float = 0.0
     """Wall clock: it could not be saved when it was to be put aside, and is left alone until then."""

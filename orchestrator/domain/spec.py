@@ -150,3 +150,7 @@ class JobSpec:
     """Jobs of a higher one come first in the queue, and take devices from running ones of a lower one."""
     project: str = "default"
     """Whose quota its devices count against; tokens may be limited to projects."""
+    start_by_s: float = 0.0
+    """It fails where it has not begun to train so long after it was submitted; 0: it waits for ever."""
+    max_runtime_s: float = 0.0
+    """After so long on devices, in all, it is saved and ended, whatever step it is at; 0: never."""

@@ -67,6 +67,10 @@ def status_of(state: JobState) -> JobStatus:
 def aside_of(record: JobRecord) -> str:
     """What its state does not say: that it is to pause, or which hosts of a running job are silent; empty where neither."""
     if record.pause is not None and not isinstance(record.state, Stopping):
+        if record.pause.ends:
+            return f"{record.pause.ends}; it ends as soon as its state is saved"
+        if record.pause.preempted:
+            return f"{record.pause.preempted}; it waits in the queue as soon as its state is saved"
         return "it pauses as soon as its state is saved"
     silent = record.unreachable & frozenset(record.state.plan.nodes) if isinstance(record.state, Running) else frozenset()
     return f"contact with {', '.join(sorted(silent))} is lost; training goes on while steps commit" if silent else ""

@@ -177,7 +177,7 @@ class SimSupervisor:
         self._set_timers_of(None, self._instants())
 
     def _instants(self) -> Mapping[str, float]:
-        return instants(self._state.cordons, self.world.clock.now + self._skew_s)
+        return instants(self._state.cordons, self._state.jobs.values(), self.world.clock.now + self._skew_s)
 
     def _set_timers(self, job: JobId, record: JobRecord | None) -> None:
         self._set_timers_of(job, deadlines(record) if record else {})

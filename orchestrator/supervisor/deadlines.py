@@ -6,7 +6,7 @@ cluster waits for are instants of the wall clock (`instants`): people gave them,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.ids import Device, Generation, NodeId
@@ -58,7 +58,7 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
     return {**found, **({f"{key}:later": looking.after_s} if looking.after_s else {key: LOOK_S})}
 
 
-def instants(cordons: Mapping[NodeId, Cordon], now: float) -> Mapping[str, float]:
+def instants(cordons: Mapping[NodeId, Cordon], jobs: Iterable[JobRecord], now: float) -> Mapping[str, float]:
     """key -> seconds until the cluster is to be looked at again; nothing that has passed already."""
     found = {}
     for node, one in cordons.items():
@@ -68,7 +68,19 @@ def instants(cordons: Mapping[NodeId, Cordon], now: float) -> Mapping[str, float
             found[f"goes:{node}:{one.deadline}"] = one.deadline - now
         if one.removed_at:
             found[f"gone:{node}:{one.removed_at}"] = one.removed_at + ASK_AGAIN_S - now
+    for record in jobs:
+        found |= {key: at - now for key, at in due(record).items()}
     return {key: seconds for key, seconds in found.items() if seconds > 0}
+
+
+def due(record: JobRecord) -> dict[str, float]:
+    """key -> wall clock of the deadlines that its owner gave it, those that are running."""
+    spec, turn, found = record.spec, record.turn, {}
+    if spec.start_by_s and record.started_at is None:
+        found[f"begin:{record.id}"] = record.created_at + spec.start_by_s
+    if spec.max_runtime_s and turn.held_since is not None:
+        found[f"end:{record.id}:{turn.held_since}"] = turn.held_since + spec.max_runtime_s - turn.held_s
+    return found
 
 
 def _of_state(record: JobRecord) -> Mapping[str, float]:

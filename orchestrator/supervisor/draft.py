@@ -10,7 +10,7 @@ from orchestrator.detection.straggler import Track
 from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId
-from orchestrator.domain.job import TERMINAL, Incident, JobRecord, JobState, Paused
+from orchestrator.domain.job import TERMINAL, Incident, JobRecord, JobState, Paused, Reforming, Running, Starting
 from orchestrator.domain.protocol import HostRequest
 from orchestrator.domain.status import status_of
 from orchestrator.jobs.transitions import check
@@ -110,10 +110,18 @@ class Draft:
 
     def become(self, state: JobState) -> None:
         self.set(state=check(self.record.state, state))
+        self._count_time(isinstance(state, Starting | Running | Reforming))
         if isinstance(state, Paused):
             self.leave_queue()
             if self.record.started_at is not None and self.record.paused_since is None:
                 self.set(paused_since=self.now)
+
+    def _count_time(self, holds: bool) -> None:
+        turn = self.record.turn
+        if holds and turn.held_since is None:
+            self.turn(held_since=self.now)
+        elif not holds and turn.held_since is not None:
+            self.turn(held_s=self.record.held_until(self.now), held_since=None)
 
     def leave_queue(self) -> None:
         """It is not put aside for others any more: it trains again, or its owner has paused it."""

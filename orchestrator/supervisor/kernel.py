@@ -74,6 +74,7 @@ from .pausing import pause, rest_came_to_nothing, rest_where_asked, resume
 from .sparing import want_spares
 from .stopping import host_closed, stop
 from .testing import attend
+from .timing import keep_time
 from .training import finish_if_done
 from .wanting import plan_chosen, want_devices
 from .ward import Ward
@@ -165,6 +166,7 @@ class _Cycle:
                 leave_drained_hosts(draft)
                 wait = standing(draft.record, allotment, True)
                 note_wait(draft, wait.reason if wait else None, wait.message if wait else "")
+                keep_time(draft, wait)
             judge_faults(draft)
         drafts = self.drafts.values()
         if self.nodes is not None:

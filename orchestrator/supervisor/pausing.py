@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.ids import Step
-from orchestrator.domain.job import PLANNING, Cause, Fault, Pause, Paused, Probing, Queued, Running, Stopping
+from orchestrator.domain.job import PLANNING, Cause, Failed, Fault, Pause, Paused, Probing, Queued, Running, Stopping
 from orchestrator.domain.protocol import RankFinished, SaveSoon
 
 from .deadlines import UNSAVED_S
@@ -46,8 +46,8 @@ def pause(draft: Draft) -> None:
 
 def resume(draft: Draft) -> None:
     record, state = draft.record, draft.state
-    if record.pause is not None and record.pause.preempted:
-        return  # it goes on by itself
+    if record.pause is not None and (record.pause.preempted or record.pause.ends):
+        return  # it goes on by itself, or never
     if isinstance(state, Paused):
         draft.become(Queued(reason=PLANNING))
         draft.say("resumed", f"it goes on from step {record.committed}")
@@ -71,13 +71,17 @@ def rest_where_asked(draft: Draft) -> None:
     elif wish.told != state.generation and wish.resumes:
         _need_not(draft)  # those who had been told have gone
     elif wish.told != state.generation:
-        draft.set(pause=Pause(told=state.generation, preempted=wish.preempted))
+        draft.set(pause=Pause(told=state.generation, preempted=wish.preempted, ends=wish.ends))
         device = state.plan.devices[0]
         draft.call(device.node, SaveSoon(generation=state.generation, device=device, rests=True))
     elif wish.step is not None and record.checkpoint is not None and record.checkpoint.step >= wish.step:
-        stop(draft, Paused(at=draft.now))
+        stop(draft, _outcome(draft, wish))
     elif wish.step is not None and wish.failed is not None and wish.failed >= wish.step:
-        _train_on(draft, wish)
+        if wish.ends:
+            draft.say("not_saved", f"step {wish.step} could not be saved: {wish.why}")
+            stop(draft, _outcome(draft, wish))
+        else:
+            _train_on(draft, wish)
 
 
 def rank_rests(draft: Draft, said: RankFinished) -> None:
@@ -105,6 +109,10 @@ def _is_told(draft: Draft, wish: Pause) -> bool:
 def _need_not(draft: Draft) -> None:
     draft.set(pause=None, considered=frozenset())
     draft.say("resumed", "it need not pause")
+
+
+def _outcome(draft: Draft, wish: Pause) -> Paused | Failed:
+    return Failed(at=draft.now, message=wish.ends, verdict="out_of_time") if wish.ends else Paused(at=draft.now)
 
 
 def _train_on(draft: Draft, wish: Pause) -> None:

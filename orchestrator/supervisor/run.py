@@ -106,7 +106,7 @@ class Supervisor:
             for loose in stepped.loose:
                 self._hands.provide(loose)
             self._set_timers(stepped)
-            self._set_timers_of(None, instants(self._state.cordons, now))
+            self._set_timers_of(None, instants(self._state.cordons, self._state.jobs.values(), now))
 
     async def _wait_for_news(self) -> None:
         """Urgent news at once, routine news after a moment, deadlines when they come."""

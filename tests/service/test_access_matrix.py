@@ -61,6 +61,10 @@ ROUTES: dict[str, Asked] = {
     "list_faults": Asked(VIEWER, "job", "GET", f"{J}/faults"),
     "plan": Asked(OPERATOR, "self", "POST", "/api/v1/plans", {"job": {}}),  # refused before a program is imported
     "live": Asked(VIEWER, "job", "GET", "/api/v1/live?watch={job}"),
+    "get_queue": Asked(VIEWER, "self", "GET", "/api/v1/queue"),
+    "list_projects": Asked(VIEWER, "self", "GET", "/api/v1/projects"),
+    "get_project": Asked(VIEWER, "self", "GET", "/api/v1/projects/mine"),
+    "set_quota": Asked(ADMIN, "cluster", "PUT", "/api/v1/projects/mine", {"max_devices": 4}),
     "list_nodes": Asked(VIEWER, "self", "GET", "/api/v1/nodes"),
     "add_node": Asked(OPERATOR, "cluster", "POST", "/api/v1/nodes", {"kind": "A100"}),
     "cordon": Asked(OPERATOR, "cluster", "POST", "/api/v1/nodes/node-1:cordon"),
@@ -209,7 +213,12 @@ def _routes(server: Guarded) -> list[tuple[str, str, str]]:
 
 
 def _fits(asked: str, template: str) -> bool:
-    filled = template.replace("{job_id}", "{job}").replace("{node}", "node-1").replace("{token_id}", "tok-none")
+    filled = (
+        template.replace("{job_id}", "{job}")
+        .replace("{node}", "node-1")
+        .replace("{token_id}", "tok-none")
+        .replace("{name}", "mine")
+    )
     return filled == asked.partition("?")[0]
 
 

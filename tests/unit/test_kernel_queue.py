@@ -10,6 +10,7 @@ from orchestrator.domain.events import (
     CheckpointFailed,
     DeadlinePassed,
     HostClosed,
+    InstantCame,
     JobSubmitted,
     PauseRequested,
     PlanChosen,
@@ -19,12 +20,12 @@ from orchestrator.domain.events import (
     ResumeRequested,
 )
 from orchestrator.domain.ids import JobId, Step
-from orchestrator.domain.job import JobRecord, JobStatus, Paused, Queued, Running, Starting
+from orchestrator.domain.job import Failed, JobRecord, JobStatus, Paused, Queued, Running, Starting
 from orchestrator.domain.protocol import CloseHost, KillRank, RankFinished, SaveSoon
 from orchestrator.domain.queue import Waiting, WaitReason
-from orchestrator.domain.status import status_of
+from orchestrator.domain.status import aside_of, status_of
 from orchestrator.planner.choose import choose
-from orchestrator.supervisor.deadlines import deadlines
+from orchestrator.supervisor.deadlines import deadlines, instants
 from tests.builders import JOB, Bench, a_profile, a_spec
 from tests.recovering import holding
 from tests.unit.test_kernel_moving import moved
@@ -187,3 +188,41 @@ def test_a_successor_of_the_supervisor_shows_the_same_queue() -> None:
     before = bench.kernel.queue
     bench.kernel = replace(bench.kernel, arbitrated=None, queue=None)
     assert bench.see_nodes().kernel.queue == before and bench.last.queue_changed
+
+
+# --- deadlines -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_has_not_begun_in_time_fails_and_says_why_it_waited() -> None:
+    bench = Bench(nodes=1, spec=replace(a_spec(tp=2, min_devices=4), start_by_s=60.0)).submitted().probed().planned()
+    bench.now += 59
+    assert isinstance(bench.see_nodes().state, Queued)
+    assert [round(s) for s in instants({}, bench.kernel.jobs.values(), bench.now).values()] == [1]
+    bench.now += 2
+    bench.tell(InstantCame(key="begin"))
+    ended = bench.ended
+    assert ended is not None and isinstance(ended.state, Failed) and ended.state.verdict == "not_started"
+    assert "within start_by_s, 60 s: needs 4 devices" in ended.state.message
+    begun = Bench(spec=replace(a_spec(), start_by_s=60.0)).running().passed(1)
+    begun.now += 120
+    assert isinstance(begun.passed(2).state, Running) and not instants({}, begun.kernel.jobs.values(), begun.now)
+
+
+def test_a_job_that_has_had_its_time_is_saved_and_ended() -> None:
+    bench = Bench(spec=replace(a_spec(), max_runtime_s=600.0)).running().passed(1, 2, 3)
+    bench.now += 601
+    bench.tell(InstantCame(key="end"))
+    assert "out_of_time" in bench.said_to_people() and "ends as soon as its state is saved" in aside_of(bench.record)
+    bench.tell(ResumeRequested(job=JOB), PauseRequested(job=JOB))
+    put_aside(bench)
+    ended = bench.ended
+    assert ended is not None and isinstance(ended.state, Failed) and ended.state.verdict == "out_of_time"
+    assert ended.checkpoint is not None and ended.checkpoint.step == 4 and not ended.failures
+
+
+def test_time_in_which_it_was_put_aside_or_paused_does_not_count_as_its_own() -> None:
+    bench = Bench(nodes=2, spec=replace(a_spec(dp=4), max_runtime_s=600.0)).running().passed(1, 2, 3)
+    put_aside(submit(bench, 2))
+    planned(bench).planned()
+    bench.now += 1000
+    assert isinstance(bench.see_nodes().state, Queued) and bench.record.held_until(bench.now) < 10

@@ -84,7 +84,7 @@ export interface paths {
         head?: never;
         /**
          * Resize
-         * @description Change how many devices a job may and should have. It moves while it trains; no step is lost.
+         * @description Change how many devices a job may and should have, or its priority. It moves while it trains; no step is lost.
          */
         patch: operations["resize"];
         trace?: never;
@@ -506,6 +506,67 @@ export interface paths {
          *     program does.
          */
         post: operations["plan"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/projects": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Projects
+         * @description Projects that have a quota or a job that is not over, by name.
+         */
+        get: operations["list_projects"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/projects/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Get Project */
+        get: operations["get_project"];
+        /**
+         * Set Quota
+         * @description Bound what a project's jobs have together. What they have already, they keep; nothing is placed beyond it.
+         */
+        put: operations["set_quota"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/queue": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Queue
+         * @description Jobs without devices, whoever gets some first before the others, and why each waits; a thousand at most.
+         */
+        get: operations["get_queue"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -1313,6 +1374,7 @@ export interface components {
          * @description Where a job's time went since it was submitted, in seconds; causes add up to wall_s.
          *
          *     training: steps that count. start: until the first generation trained. paused: by its owner, until it trained again.
+         *     queue: put aside for jobs of higher priority, until it trained again.
          *     run_again: steps that were committed and rolled back. The others are causes of incidents (rank_lost, grow, ...) with
          *     what their pauses cost.
          */
@@ -1442,6 +1504,11 @@ export interface components {
             labels?: {
                 [key: string]: string;
             };
+            /**
+             * Max Runtime S
+             * @default 0
+             */
+            max_runtime_s?: number;
             /** Model */
             model?: {
                 [key: string]: components["schemas"]["JsonValue"];
@@ -1449,6 +1516,11 @@ export interface components {
             /** Name */
             name: string;
             parallel?: components["schemas"]["ParallelSection"];
+            /**
+             * Priority
+             * @default 0
+             */
+            priority?: number;
             /** Program */
             program: string;
             /**
@@ -1457,6 +1529,11 @@ export interface components {
              */
             project?: string;
             recovery?: components["schemas"]["RecoverySection"];
+            /**
+             * Start By S
+             * @default 0
+             */
+            start_by_s?: number;
             train: components["schemas"]["TrainSection"];
         };
         /**
@@ -1540,6 +1617,11 @@ export interface components {
             /** Plan Summary */
             plan_summary: string | null;
             /**
+             * Priority
+             * @default 0
+             */
+            priority: number;
+            /**
              * Project
              * @default default
              */
@@ -1558,6 +1640,8 @@ export interface components {
             steps: number;
             /** Tokens Per S */
             tokens_per_s: number | null;
+            /** @default null */
+            waiting: components["schemas"]["WaitingView"] | null;
         };
         /** JobView */
         JobView: {
@@ -1612,6 +1696,11 @@ export interface components {
             /** Plan Summary */
             plan_summary: string | null;
             /**
+             * Priority
+             * @default 0
+             */
+            priority: number;
+            /**
              * Project
              * @default default
              */
@@ -1644,6 +1733,8 @@ export interface components {
             tokens_per_step: number;
             /** Typical Step S */
             typical_step_s: number | null;
+            /** @default null */
+            waiting: components["schemas"]["WaitingView"] | null;
         };
         JsonValue: unknown;
         /**
@@ -1864,6 +1955,20 @@ export interface components {
             tp: number;
         };
         /**
+         * ProjectView
+         * @description max_devices: its quota, null for none. num_devices: what its jobs hold. num_waiting: of its jobs, in the queue.
+         */
+        ProjectView: {
+            /** Max Devices */
+            max_devices: number | null;
+            /** Name */
+            name: string;
+            /** Num Devices */
+            num_devices: number;
+            /** Num Waiting */
+            num_waiting: number;
+        };
+        /**
          * PulseView
          * @description Nothing may have happened; the stream is alive.
          */
@@ -1890,6 +1995,11 @@ export interface components {
             standing: string;
             /** Strikes */
             strikes: number;
+        };
+        /** QuotaRequest */
+        QuotaRequest: {
+            /** Max Devices */
+            max_devices: number | null;
         };
         /** Readiness */
         Readiness: {
@@ -1962,7 +2072,7 @@ export interface components {
         };
         /**
          * ResizeRequest
-         * @description What is left out stays as it is; in devices.
+         * @description What is left out stays as it is; in devices, but for the priority.
          */
         ResizeRequest: {
             /**
@@ -1975,6 +2085,11 @@ export interface components {
              * @default null
              */
             min_devices?: number | null;
+            /**
+             * Priority
+             * @default null
+             */
+            priority?: number | null;
             /**
              * Target
              * @default null
@@ -2280,6 +2395,31 @@ export interface components {
             msg: string;
             /** Error Type */
             type: string;
+        };
+        /**
+         * WaitingView
+         * @description One job of the queue, and why it has no devices.
+         *
+         *     position: from 1. reason: probing, planning, making_room, busy, behind, quota, infeasible or no_cluster; message: the
+         *     same in words. least: devices without which it does not start.
+         */
+        WaitingView: {
+            /** Job */
+            job: string;
+            /** Least */
+            least: number;
+            /** Message */
+            message: string;
+            /** Position */
+            position: number;
+            /** Priority */
+            priority: number;
+            /** Project */
+            project: string;
+            /** Reason */
+            reason: string;
+            /** Since */
+            since: string;
         };
         /**
          * WhoView
@@ -3183,6 +3323,113 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ForecastView"];
+                };
+            };
+        };
+    };
+    list_projects: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProjectView"][];
+                };
+            };
+        };
+    };
+    get_project: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProjectView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    set_quota: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["QuotaRequest"];
+                "application/yaml": components["schemas"]["QuotaRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AcceptedView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    get_queue: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WaitingView"][];
                 };
             };
         };
