@@ -4,8 +4,8 @@ import type { JobView } from "../api/client";
 import { Card, Empty } from "../parts/basics";
 import { percent, plain, seconds } from "../words";
 
-const COLOURS: Record<string, string> = { training: "training", start: "start", grow: "resizing", shrink: "resizing", balance: "resizing", pause: "resizing", run_again: "ghost" };
-const WORDS: Record<string, string> = { training: "training", start: "until it trained", run_again: "steps run again", grow: "growing", shrink: "shrinking" };
+const COLOURS: Record<string, string> = { training: "training", start: "start", grow: "resizing", shrink: "resizing", balance: "resizing", pause: "resizing", run_again: "ghost", queue: "start", paused: "start" };
+const WORDS: Record<string, string> = { training: "training", start: "until it trained", run_again: "steps run again", grow: "growing", shrink: "shrinking", queue: "put aside for others", paused: "paused" };
 
 export function Goodput({ job }: { job: JobView }) {
   const found = job.goodput;
