@@ -8,7 +8,7 @@ WEB := $(shell find api/web -name node_modules -prune -o -type f -print)
 # Node is a PyPI wheel; its npm finds it by the path.
 NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix api/web
 
-.PHONY: setup demo test soak lint lint-python lint-web check format client clean
+.PHONY: setup demo test soak soak-sim lint lint-python lint-web check format client clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,10 @@ test: $(STAMP)  ## Every test.
 soak: $(STAMP)  ## Hundreds of random faults on one job, compared with its undisturbed twin.
 	$(BIN)/python -m benchmarks.chaos --json --faults 200
 
+SEEDS ?= 100000
+soak-sim: $(STAMP)  ## The kernel in simulated worlds: every seed a cluster, its jobs and their faults. SEEDS=1000 FIRST=0 for fewer.
+	$(BIN)/python -m orchestrator.sim --seeds $(SEEDS) --first $(or $(FIRST),0) --jobs $$(nproc)
+
 lint: lint-python lint-web
 
 lint-python: $(STAMP)
@@ -44,7 +48,7 @@ lint-web: $(STAMP)
 	[ "$${EVERSTEP_SKIP_DASHBOARD:-0}" = 1 ] || $(NPM) run --silent check
 
 check: lint  ## The fast gate, a minute or two.
-	$(BIN)/python -m pytest $(COMPUTED) $(PAIRED)
+	$(BIN)/python -m pytest $(COMPUTED) $(PAIRED) -m 'not long'
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -42,6 +42,7 @@ class Inherited(NamedTuple):
     """Descriptors a rank is born with."""
 
     control: int
+    bell: int
     listener: int
     page: int
     log: int
@@ -53,6 +54,9 @@ def settle_in(inherited: Inherited, parent: int) -> None:
     """Make a forked process a rank's: `parent` is the process that forked it."""
     # Whatever changes the user id comes before this line: setuid clears the death signal.
     die_with_parent(parent)
+    # Linux shares processors out by session where it groups tasks by itself (autogroup): in their zygote's, all ranks of a
+    # node would have the share of one process, and those that wait for each other would be in each other's way.
+    os.setsid()
     os.nice(_NICE)
     Lifeline(inherited.page).hold()
     _keep_only(inherited)

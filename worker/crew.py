@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,7 @@ class Crew:
             self._last_seat, device, generation, self._address, self._log_dir, is_understudy=is_understudy
         )
         self._seats[seat.number] = seat
-        asyncio.get_running_loop().add_reader(seat.channel, self._rank_speaks, seat)
+        asyncio.get_running_loop().add_reader(seat.bell, self._rank_speaks, seat)
         self._zygote.fork(seat.number, device.index, fds, rehearses=is_understudy)
         for fd in fds:
             os.close(fd)
@@ -282,7 +283,7 @@ class Crew:
             return
         loop = asyncio.get_running_loop()
         seat.gone_at = seat.gone_at or time.monotonic()
-        loop.remove_reader(seat.channel)
+        loop.remove_reader(seat.bell)
         loop.remove_writer(seat.channel)
         if seat.pidfd >= 0:
             loop.remove_reader(seat.pidfd)
@@ -319,10 +320,15 @@ class Crew:
 
     # --- words ------------------------------------------------------------------------------------------------------------
 
+    def listen(self) -> None:
+        """Take in what ranks have said without waking anybody."""
+        for seat in list(self._seats.values()):
+            self._rank_speaks(seat)
+
     def _rank_speaks(self, seat: Seat) -> None:
-        frames, is_open = seat.channel.receive()
-        if not is_open and seat.number in self._seats:
-            asyncio.get_running_loop().remove_reader(seat.channel)
+        with suppress(BlockingIOError):
+            os.eventfd_read(seat.bell)  # first: what is said from now on rings again
+        frames, _ = seat.channel.receive()
         for kind, body in frames:
             self._heard(seat, read_said(kind, body))
 

@@ -360,12 +360,12 @@ class Host:
 
     def _take_in(self, seat: Seat, said: FromRank) -> None:
         match said:
-            case Passed(generation=generation, answer=answer):
+            case Passed(generation=generation, answer=answer, at=at, computed_s=computed_s):
                 if generation > self._first_step[0]:
                     self._first_step = generation, time.monotonic()
-                if computed_s := seat.page.computed_s():
+                if computed_s:
                     self._outbox.add_pace(generation, seat.device, computed_s)
-                if self._outbox.add_passed(generation, answer, time.time()):
+                if self._outbox.add_passed(generation, answer, at):
                     self._isolation.commit(time.monotonic())
             case RankReported(report=report):
                 seat.reported = max(seat.reported, report.generation)
@@ -418,14 +418,19 @@ class Host:
     def _watch_ranks(self) -> None:
         assert self._lookout is not None
         try:
+            self._opened_crew().listen()
             if (stalled := self._look()) is not None:
                 self._outbox.add(stalled)
             if time.monotonic() - (self._isolation.judged_at or 0.0) >= _ISOLATION_S:
                 self._judge_isolation()
             self._look_at_copies(time.monotonic())
             self._fork_ahead()
+            self._outbox.tick(time.time())
         finally:
-            self._watching = asyncio.get_running_loop().call_later(self._lookout.look_again_s, self._watch_ranks)
+            # At round times, so that a look and a tick are one wake-up.
+            again_s = self._lookout.look_again_s
+            again_s -= time.time() % again_s
+            self._watching = asyncio.get_running_loop().call_later(again_s, self._watch_ranks)
 
     def _look_at_copies(self, now: float) -> None:
         if now < self._copies_due:

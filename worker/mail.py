@@ -9,6 +9,7 @@ thousands of moves must be read in a millisecond, not in ten.
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import struct
@@ -58,16 +59,21 @@ ToRank: TypeAlias = FormGeneration | CloseGeneration | Between | InjectFault | S
 
 _ORDER, _SAID, _PASSED = b"O", b"S", b"P"
 _LENGTH = struct.Struct("<I")
+_WHEN = struct.Struct("<dd")
 _READ_BYTES = 1 << 18
 _BACKLOG_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """A vote was seen to pass; said before anything is updated."""
+    """A vote was seen to pass; said before anything is updated, and read when the host next looks: it wakes nobody."""
 
     generation: Generation
     answer: Answer
+    at: float
+    """Wall clock, s."""
+    computed_s: float = 0.0
+    """By this rank for a micro-batch; 0.0 where that says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +121,7 @@ def said_frame(said: Said) -> bytes:
 
 
 def passed_frame(passed: Passed) -> bytes:
-    return _frame(_PASSED, pack_answer(passed.generation, passed.answer))
+    return _frame(_PASSED, _WHEN.pack(passed.at, passed.computed_s) + pack_answer(passed.generation, passed.answer))
 
 
 def read_order(kind: bytes, body: bytes) -> ToRank:
@@ -126,19 +132,25 @@ def read_order(kind: bytes, body: bytes) -> ToRank:
 
 def read_said(kind: bytes, body: bytes) -> FromRank:
     if kind == _PASSED:
-        generation, answer = unpack_answer(body)
-        return Passed(generation=generation, answer=answer)
+        at, computed_s = _WHEN.unpack_from(body)
+        generation, answer = unpack_answer(body[_WHEN.size :])
+        return Passed(generation=generation, answer=answer, at=at, computed_s=computed_s)
     if kind != _SAID:
         raise EverstepError(f"a rank sent a frame of kind {kind!r}; {_SAID!r} and {_PASSED!r} are read here")
     return cast(FromRank, codec.loads(cast(type[Said], Said), body))
 
 
 class Channel:
-    """One end. Any thread may post; one thread receives. A peer that reads nothing delays nobody: frames queue up here."""
+    """One end. Any thread may post; one thread receives. A peer that reads nothing delays nobody: frames queue up here.
 
-    def __init__(self, sock: socket.socket) -> None:
+    bell: an eventfd that this end rings for what cannot wait, where the other listens to it instead of the socket; what was
+    posted quietly is read with that, or whenever the other looks.
+    """
+
+    def __init__(self, sock: socket.socket, bell: int = -1) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._bell = bell
         self._lock = threading.Lock()
         self._backlog = bytearray()
         self._read = bytearray()
@@ -152,13 +164,15 @@ class Channel:
         """Whether frames wait for the peer; call flush() when the socket can be written."""
         return bool(self._backlog) and not self._broken
 
-    def post(self, frame: bytes, *, droppable: bool = False) -> None:
+    def post(self, frame: bytes, *, droppable: bool = False, quietly: bool = False) -> None:
         """Send, or queue behind what is queued. A droppable frame is dropped where the backlog has reached its bound."""
         with self._lock:
             if self._broken or (droppable and len(self._backlog) > _BACKLOG_BYTES):
                 return
             self._backlog += frame
             self._push()
+            if self._bell >= 0 and not quietly:
+                os.eventfd_write(self._bell, 1)
 
     def flush(self) -> None:
         with self._lock:

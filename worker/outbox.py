@@ -1,8 +1,9 @@
 """A host's events on their way to a supervisor: numbered, kept until acknowledged, delivered in order.
 
 It owns numbers, the merging of passed steps and who is woken when; it refuses to know where events come from. Votes seen
-to pass are routine: they travel with the next urgent event, or at the next tick of the wall clock. All hosts tick at once,
-so that a supervisor takes a job's steps in and records them once, not once for each host.
+to pass are routine: they travel with the next urgent event, or at the next tick of the wall clock, as soon as whoever looks
+around says what time it is. All hosts tick at once, so that a supervisor takes a job's steps in and records them once, not
+once for each host.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Outbox:
         self._seen: dict[Generation, Step] = {}
         self._paces: dict[Device, list[float]] = {}
         self._paces_of = Generation(0)
+        self._ticks = 0
+        """Of the wall clock, seen so far."""
         self._timer: asyncio.TimerHandle | None = None
         self._gathering: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
@@ -82,10 +85,16 @@ class Outbox:
         for old in sorted(self._seen)[:-4]:
             del self._seen[old]
         self._routine.append((generation, answer, at))
-        if self._timer is None:
-            delay_s = FIRST_S if before is None else TICK_S - time.time() % TICK_S
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._flush_and_wake)
+        if before is None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FIRST_S, self._flush_and_wake)
         return True
+
+    def tick(self, now: float) -> None:
+        """now: wall clock, s. Steps that passed leave where it has ticked since this was said last."""
+        ticks = int(now / TICK_S)
+        if ticks != self._ticks and self._routine:
+            self._flush_and_wake()
+        self._ticks = ticks
 
     def add_pace(self, generation: Generation, device: Device, computed_s: float) -> None:
         """How long a rank has computed for a micro-batch; it travels with the next steps that passed."""

@@ -65,7 +65,7 @@ class _Rank:
     def __init__(self, job: Job, me: Device, inherited: Inherited) -> None:
         self._job = job
         self._me = me
-        self._channel = Channel(socket.socket(fileno=inherited.control))
+        self._channel = Channel(socket.socket(fileno=inherited.control), bell=inherited.bell)
         self._listener = socket.socket(fileno=inherited.listener)
         self._page = _Watched(inherited.page, self._channel)
         os.close(inherited.page)
@@ -191,15 +191,26 @@ class _Rank:
 
 
 class _Watched(PageWriter):
-    """The page, and word to the host at each vote that passes: losses would die with this rank."""
+    """The page, and word to the host at each vote that passes: losses would die with this rank.
+
+    The first of a generation ends an incident; the others wake nobody.
+    """
 
     def __init__(self, fd: int, channel: Channel) -> None:
         super().__init__(fd)
         self._channel = channel
+        self._passed_in = Generation(0)
+        self._computed_s = 0.0
+
+    def computed(self, seconds: float) -> None:
+        self._computed_s = seconds
 
     def passed(self, answer: Answer) -> None:
         super().passed(answer)
-        self._channel.post(passed_frame(Passed(generation=self.generation, answer=answer)), droppable=True)
+        generation = self.generation
+        passed = Passed(generation=generation, answer=answer, at=time.time(), computed_s=self._computed_s)
+        self._channel.post(passed_frame(passed), droppable=True, quietly=generation == self._passed_in)
+        self._passed_in = generation
 
     def micro_batch(self, number: int) -> None:
         super().micro_batch(number)

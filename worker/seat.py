@@ -23,6 +23,7 @@ from .logs import open_log, tail, turn_over
 from .mail import BROKEN, Channel
 from .page.layout import create_page
 from .page.reader import PageReader
+from .parentage import end_session
 
 _LISTEN_BACKLOG = 128
 
@@ -37,6 +38,8 @@ class Seat:
     """The generation it was made for; it has no part in earlier ones."""
     address: str
     channel: Channel
+    bell: int
+    """An eventfd that the process rings when it has said something that cannot wait."""
     page: PageReader
     lifeline: Lifeline
     custody: Custody
@@ -115,6 +118,7 @@ class Seat:
             return
         self.closed_fds = True
         self.channel.close()
+        os.close(self.bell)
         self.page.close()
         self.lifeline.close()
         self.custody.leave()
@@ -158,8 +162,9 @@ class Seat:
         return f"the training program exited by itself with code {exit_code} before it was told to", not finished
 
     def _kill(self) -> None:
-        with suppress(ProcessLookupError):  # it was quicker
+        with suppress(ProcessLookupError):  # it was quicker, and has been reaped with what it had started
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            end_session(self.pid)
 
 
 def open_seat(
@@ -172,6 +177,7 @@ def open_seat(
     """
     listener = socket.create_server((host_address, 0), backlog=_LISTEN_BACKLOG)
     ours, theirs = socket.socketpair()
+    bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     page = create_page()
     lifeline = Lifeline(page)
     lifeline.make()
@@ -188,6 +194,7 @@ def open_seat(
         prepared=generation,
         address=f"{host}:{port}",
         channel=Channel(ours),
+        bell=bell,
         page=PageReader(page),
         lifeline=lifeline,
         custody=custody,
@@ -196,4 +203,4 @@ def open_seat(
         is_understudy=is_understudy,
         requested_at=time.monotonic(),
     )
-    return seat, (theirs.detach(), listener.detach(), page, log, *map(os.dup, custody.fds))
+    return seat, (theirs.detach(), os.dup(bell), listener.detach(), page, log, *map(os.dup, custody.fds))

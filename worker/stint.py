@@ -82,14 +82,18 @@ class Stint:
             self.snapshots.copied(entry=True)
             data.reduce()
             faultpoint("after_reduce")
-            data.mirror()
+            mirroring = data.mirror()
+            # Beside it, so that it has often come to its end when it is waited for.
+            ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
+            of_copies = self.copies.ballot(held)
+            if mirroring is not None:
+                mirroring.wait()
             progress.phase(Phase.VOTE, generation, step)
             faultpoint("before_vote")
-            ballot = gradients.ballot(held.gradient[: held.owned], losses if session.seat.tp == 0 else {})
             self._vote_for(step)
             asked = [float(stop), float(save), float(self._has_no_room(step)), _word(pacing), float(rest)]
             words = ballot.new_tensor(asked)
-            total = session.vote(torch.cat([words, self.copies.ballot(held), ballot]), gradients.num_maxima)
+            total = session.vote(torch.cat([words, of_copies, ballot]), gradients.num_maxima)
             sums, found = total[_WORDS : _WORDS + Copies.NUM_ENTRIES], total[_WORDS + Copies.NUM_ENTRIES :]
             try:
                 if self.copies.agree(sums, held, step):

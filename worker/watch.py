@@ -27,7 +27,7 @@ from .page.reader import Glance
 
 LOOK_S = 0.1
 """How often somebody should look, as soon as a rank stands still,"""
-CALM_LOOK_S = 0.2
+CALM_LOOK_S = 0.25
 """and while all of them move."""
 STOPPED_S = 0.4
 ASLEEP_X, BURNING_X, WAIT_X = 5.0, 20.0, 4.0

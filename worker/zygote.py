@@ -3,7 +3,7 @@
 It owns its children: it forks them on request, reaps them and says how they ended. It refuses to start threads (a fork
 copies only one), to touch an accelerator, and to live without its host.
 
-    host ── {"seat": 3, "index": 0, "rehearses": false} + fds (control, listener, page, log, slots) ──>  zygote
+    host ── {"seat": 3, "index": 0, "rehearses": false} + fds (control, bell, listener, page, log, slots) ──>  zygote
          <── {"kind": "warm"}                                                   once
          <── {"kind": "forked", "seat": 3, "pid": p} + pidfd
          <── {"kind": "exited", "pid": p, "code": c}                            negative for a signal
@@ -35,7 +35,7 @@ from . import rank
 from .birth import Inherited, Job
 from .data import sources
 from .parallel.world import warm_up_world
-from .parentage import die_with_parent
+from .parentage import die_with_parent, end_session, reaped
 from .program import load_program
 from .warming import warm
 
@@ -117,17 +117,19 @@ def _fork(host: socket.socket, job: Job, me: Device, seat: int, inherited: Inher
 
 def _reap(host: socket.socket, children: set[int]) -> None:
     while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
             return
+        pid = ended.si_pid
         children.discard(pid)
-        _say(host, kind="exited", pid=pid, code=os.waitstatus_to_exitcode(status))
+        _say(host, kind="exited", pid=pid, code=reaped(pid))
 
 
 def _end(children: set[int]) -> NoReturn:
     """The host is gone, so nobody can want its ranks."""
     for pid in children:
         os.kill(pid, signal.SIGKILL)  # ours and not reaped yet, so still this child
+        end_session(pid)
     os._exit(0)
 
 

@@ -10,7 +10,22 @@ import typer
 
 from api.client.errors import ClientError
 
-from . import access, adopt, bundle, chaos, checkpoints, cluster, config, jobs, plans, queue, service, top, verbs
+from . import (
+    access,
+    adopt,
+    bundle,
+    chaos,
+    checkpoints,
+    cluster,
+    config,
+    jobs,
+    plans,
+    queue,
+    service,
+    tensorboard,
+    top,
+    verbs,
+)
 from .session import DEFAULT_STATE_DIR, Guarded, Session, out, print_json, session_of
 
 app = typer.Typer(
@@ -69,5 +84,6 @@ chaos.register(app)
 access.register(app)
 top.register(app)
 bundle.register(app)
+tensorboard.register(app)
 config.register(app)
 service.register(app)

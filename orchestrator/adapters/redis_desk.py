@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -26,10 +27,13 @@ from . import redis_keys as keys
 from . import redis_scripts as scripts
 from .redis_clients import BLOCK_S, RedisAddress, RedisClients, status, text, unavailable
 from .redis_store import HISTORY_CAP, decode_cordons, decode_projects, decode_quarantine, decode_queue
+from .redis_tail import Tails
 
 KEY_TTL_S = 24 * 3600
 MAX_COMMANDS = 10_000
 """Waiting for a supervisor; beyond it, submissions and commands are refused."""
+MAX_DECODED = 2000
+"""Records kept as values."""
 BATCH = 500
 """Entries read from a stream at a time."""
 Item = tuple[str, HistoryEntry | StepRecord | Gap]
@@ -39,6 +43,8 @@ class RedisDesk:
     def __init__(self, address: RedisAddress, *, timeout_s: float = 2.0, history_cap: int = HISTORY_CAP) -> None:
         self._clients = RedisClients(address, timeout_s)
         self._history_cap = history_cap
+        self._tails = Tails[HistoryEntry | StepRecord | Gap](self._read_both, self._wait_for_more, self._end_of)
+        self._decoded: OrderedDict[JobId, tuple[bytes | str, JobRecord]] = OrderedDict()
 
     async def close(self) -> None:
         await self._clients.close()
@@ -71,7 +77,7 @@ class RedisDesk:
             data = await self._clients.reads.get(keys.job(job))
         if data is None:
             raise NotFound(f"there is no job {job}; list the jobs to see what there is")
-        return codec.loads(JobRecord, data)
+        return self._decode(job, data)
 
     async def list(self, limit: int, cursor: str | None) -> Page:
         """cursor: the place of the last job of the page before, so that new jobs shift nothing."""
@@ -80,10 +86,22 @@ class RedisDesk:
             found: Any = await self._clients.reads.zrevrangebyscore(
                 keys.JOBS, below, "-inf", start=0, num=limit + 1, withscores=True
             )
-            wanted = [keys.job(JobId(text(id))) for id, _ in found[:limit]]
-            records = await self._clients.reads.mget(wanted) if wanted else []
+            ids = [JobId(text(id)) for id, _ in found[:limit]]
+            records = await self._clients.reads.mget([keys.job(id) for id in ids]) if ids else []
         more = str(int(found[limit - 1][1])) if len(found) > limit > 0 else None
-        return Page(jobs=tuple(codec.loads(JobRecord, data) for data in records if data), next_cursor=more)
+        jobs = tuple(self._decode(id, data) for id, data in zip(ids, records, strict=True) if data)
+        return Page(jobs=jobs, next_cursor=more)
+
+    def _decode(self, job: JobId, data: bytes | str) -> JobRecord:
+        """Most of what is asked for again has not changed, and comparing it costs a hundredth of decoding it."""
+        known = self._decoded.get(job)
+        if known is None or known[0] != data:
+            known = data, codec.loads(JobRecord, data)
+            self._decoded[job] = known
+        self._decoded.move_to_end(job)
+        if len(self._decoded) > MAX_DECODED:
+            self._decoded.popitem(last=False)
+        return known[1]
 
     async def nodes(self) -> tuple[Node, ...]:
         with unavailable(self._clients.address):
@@ -121,18 +139,29 @@ class RedisDesk:
     async def follow(self, job: JobId, after: str) -> AsyncIterator[Item]:
         reached = number_of(after)
         await self.get(job)
+        async with self._tails.of(job) as tail:
+            while True:
+                items = tail.after(reached)
+                if items is None:
+                    items = await self._read_both(job, reached)
+                for id, value in items:
+                    yield id, value
+                    reached = int(id)
+                if not items:
+                    await tail.news(reached)
+
+    async def _wait_for_more(self, job: JobId, reached: int) -> None:
+        """Only the wake-up is taken from here: a blocked read answers for the stream that spoke first and would step over
+        the other's entries of the same commit. "$" for an id would lose what came meanwhile."""
         names = [keys.stream(job, kind) for kind in (keys.HISTORY, keys.STEPS)]
-        while True:
-            items = await self._read_both(job, reached)
-            for id, value in items:
-                yield id, value
-                reached = int(id)
-            if not items:
-                # Only the wake-up is taken from here: a blocked read answers for the stream that spoke first and would
-                # step over the other's entries of the same commit. "$" for an id would lose what came meanwhile.
-                with unavailable(self._clients.address):
-                    block_ms = int(BLOCK_S * 1000)
-                    await self._clients.waits.xread(dict.fromkeys(names, f"{reached}-0"), count=1, block=block_ms)
+        with unavailable(self._clients.address):
+            block_ms = int(BLOCK_S * 1000)
+            await self._clients.waits.xread(dict.fromkeys(names, f"{reached}-0"), count=1, block=block_ms)
+
+    async def _end_of(self, job: JobId) -> int:
+        with unavailable(self._clients.address):
+            found: Any = await self._clients.reads.hget(keys.ids(job), "last")
+        return int(found or 0)
 
     async def _read_both(self, job: JobId, after: int) -> Sequence[Item]:
         """The next entries of both streams in order; where one was cut at BATCH, no later ones of the other."""

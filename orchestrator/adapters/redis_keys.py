@@ -60,6 +60,10 @@ def access_pass(kind: str, digest: str) -> str:
     return f"{PREFIX}{kind}:{digest}"
 
 
+def ids(id: JobId) -> str:
+    return f"{job(id)}:ids"
+
+
 def stream(id: JobId, kind: str) -> str:
     return f"{job(id)}:{kind}"
 

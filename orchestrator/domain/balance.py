@@ -25,6 +25,19 @@ class Straggler:
     times: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """What layers first..last-1 have been seen to take on a kind of device, one tp rank of `tp`: seconds for a micro-batch,
+    both ways, waiting excluded; the median of devices that are not slow.
+    """
+
+    kind: str
+    tp: int
+    first: int
+    last: int
+    seconds: float
+
+
 class Remedy(StrEnum):
     """In the order in which they are tried: what each costs."""
 

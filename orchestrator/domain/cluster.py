@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from .ids import Device, NodeId
 from .kinds import KINDS, DeviceKind
@@ -46,7 +47,13 @@ class Node:
         return next((f"{name}={self.labels[name]}" for name in DOMAIN_LABELS if self.labels.get(name)), None)
 
     def devices(self) -> tuple[Device, ...]:
-        return tuple(Device(self.id, index) for index in range(self.num_devices))
+        return _devices(self.id, self.num_devices)
+
+
+@lru_cache(maxsize=1 << 16)
+def _devices(node: NodeId, count: int) -> tuple[Device, ...]:
+    # Asked for by every job in every step of the kernel.
+    return tuple(Device(node, index) for index in range(count))
 
 
 __all__ = ["DOMAIN_LABELS", "KINDS", "DeviceKind", "Node", "NodeStatus"]

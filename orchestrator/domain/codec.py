@@ -149,7 +149,7 @@ def _decoder(wanted: Any) -> Convert:
 
 
 def _union_decoder(members: tuple[Any, ...]) -> Convert:
-    tagged = [member for member in members if dataclasses.is_dataclass(member) and member is not Device]
+    tagged = [member for member in members if dataclasses.is_dataclass(member)]
     kinds: dict[str, Any] = {getattr(member, "__name__", ""): member for member in tagged}
     words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
     others = [m for m in members if m is not types.NoneType and m not in tagged and get_origin(m) is not Literal]

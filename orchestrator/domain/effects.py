@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from .balance import StageTime
 from .checkpoint import CheckpointRef, ShardRef
 from .faults import FaultRequested
 from .ids import Device, Generation, JobId, NodeId, Step
@@ -45,6 +46,8 @@ class ChoosePlan:
     """How many steps the next plan is expected to last."""
     speeds: Mapping[NodeId, float] = field(default_factory=dict)
     """Of nodes whose devices are slower than their kind: what they reach of it."""
+    measured: tuple[StageTime, ...] = ()
+    """What stages of this job have been seen to take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

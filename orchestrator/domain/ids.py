@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 JobId = NewType("JobId", str)
 NodeId = NewType("NodeId", str)
@@ -22,12 +21,14 @@ Step = NewType("Step", int)
 """Optimizer steps count from 1; step 0 is the state before training."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Device:
-    """One accelerator. A process is bound to a device for life, so state is held by devices, not by ranks."""
+class Device(NamedTuple):
+    """One accelerator. A process is bound to a device for life, so state is held by devices, not by ranks.
+
+    A tuple, because nothing is hashed and compared as often.
+    """
 
     node: NodeId
-    index: int
+    index: int  # type: ignore[assignment]  # nobody looks for values in it
 
     def __str__(self) -> str:
         return f"{self.node}/{self.index}"

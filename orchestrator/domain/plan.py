@@ -102,11 +102,11 @@ class Plan:
         """Depth of the deepest pipeline."""
         return max(len(pipeline.stages) for pipeline in self.pipelines)
 
-    @property
+    @cached_property
     def devices(self) -> tuple[Device, ...]:
         return tuple(seat.device for seat in self.seats)
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[NodeId, ...]:
         return tuple(dict.fromkeys(device.node for device in self.devices))
 

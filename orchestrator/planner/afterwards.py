@@ -15,12 +15,13 @@ from .machines import Machines, of_devices
 from .owning import fits_as_it_is, with_shares, words
 from .replan import Change, Current, Outlook, placed, replan
 from .search import Benches, price
+from .words import measured_words
 
 
 def look_ahead(request: ChoosePlan) -> Outlook:
     """The best plans for the loss of one node and of one device of each class, searched before it happens."""
     machines = of_devices(request.devices, KINDS, domains=request.domains, speeds=request.speeds)
-    outlook = Outlook(ask=ask_of(request.spec, request.profile, machines), benches=Benches())
+    outlook = Outlook(ask=ask_of(request.spec, request.profile, machines, seen=request.measured), benches=Benches())
     outlook.prepare()
     return outlook
 
@@ -37,7 +38,7 @@ def after_loss(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | None
     here = dict(request.devices)
     every = {**dict(request.lost), **here}
     whole = of_devices(every.items(), KINDS, domains=request.domains, speeds=request.speeds)
-    ask = ask_of(request.spec, request.profile, whole)
+    ask = ask_of(request.spec, request.profile, whole, seen=request.measured)
     outlook = ahead if ahead is not None and ahead.ask == ask else Outlook(ask=ask, benches=Benches())
     current = current_of(running, whole, ask, outlook.benches)
     if current is None:
@@ -49,6 +50,7 @@ def after_loss(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | None
     if not isinstance(change, Change):
         return None
     plan = placed(change, current, nodes, devices)
+    plan = replace(plan, reason=plan.reason + measured_words(ask.measured, request.measured))
     wanted = request.spec.parallel
     is_allowed = wanted.min_devices <= plan.world_size <= (wanted.max_devices or plan.world_size)
     if not is_allowed or not set(plan.devices) <= set(here):

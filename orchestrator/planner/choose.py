@@ -48,6 +48,26 @@ def choose_alike(request: ChoosePlan, _: Outlook | None = None) -> Plan | Infeas
     return choose(replace(request, devices=tuple((device, "cpu") for device, _ in request.devices), lost=()))
 
 
+def cost_of(request: ChoosePlan, plan: Plan) -> float:
+    """Time of a step in units that all rectangular plans of the job share."""
+    return _cost(request, Degrees(plan.tp, plan.pp, plan.dp))
+
+
+def least_cost(request: ChoosePlan) -> float | None:
+    """The same of the rectangular plan that would be chosen, whether it fits memory or not; None where there is none."""
+    if request.spec.train.exact is True and len(kinds := _kinds(request)) > 1:
+        request = replace(request, devices=tuple((d, kind) for d, kind in request.devices if kind == kinds[0]))
+    sizes = [len(island) for island in _islands(request)]
+    return min(
+        (
+            _cost(request, degrees)
+            for degrees in _degrees(request, sum(sizes))
+            if sum(size // degrees.tp for size in sizes) >= degrees.pp * degrees.dp
+        ),
+        default=None,
+    )
+
+
 def choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasible:
     """The best plan on the request's devices. Pure: the same request gives the same plan, whatever the devices' order.
 

@@ -67,6 +67,8 @@ class Measured:
     """
 
     layers: Mapping[tuple[str, int, int], tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Kind -> by how much a running job's stages take longer than is predicted, with or without the times above."""
 
 
 def monotone(measured: Measured) -> Measured:

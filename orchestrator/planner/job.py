@@ -4,9 +4,13 @@ cluster's machines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import log
+from statistics import median
 
+from orchestrator.domain.balance import StageTime
 from orchestrator.domain.cluster import EMULATED_FORWARD, speed_of
 from orchestrator.domain.foresight import ClusterSketch, NodeSketch
 from orchestrator.domain.kinds import KINDS, DeviceKind
@@ -15,11 +19,14 @@ from orchestrator.domain.spec import JobSpec
 
 from .ask import Ask, Batch
 from .compose import Limits
-from .constants import Measured
+from .constants import Constants, Measured
 from .machines import Machines, NodeGroup, machines
 from .memory import Rules
 from .model import Model, of_profile
+from .pipelines import layer_times
 
+STEP = 1.1
+"""Ratio of two measured times that are told apart."""
 EXACT_BYTES = 8
 """More per parameter in exact mode: the sum of its gradients is kept as an integer."""
 MAX_IDS = 1024
@@ -28,11 +35,19 @@ MAX_TP = 64
 """No node has more devices that are linked to each other."""
 
 
-def ask_of(spec: JobSpec, profile: Profile, cluster: Machines, model: Model | None = None) -> Ask:
-    """What the job is as it stands: its own micro-batches, recomputing or not as it says."""
+def ask_of(
+    spec: JobSpec,
+    profile: Profile,
+    cluster: Machines,
+    model: Model | None = None,
+    seen: Sequence[StageTime] = (),
+) -> Ask:
+    """What the job is as it stands: its own micro-batches, recomputing or not as it says. seen: of its stages so far."""
     train, wanted = spec.train, spec.parallel
+    model = model or model_of(spec, profile)
+    pretended = _pretended(spec, profile, cluster)
     return Ask(
-        model=model or model_of(spec, profile),
+        model=model,
         machines=cluster,
         batches=(Batch(samples=train.micro_batch_size, micro_batches=train.micro_batches),),
         tp=wanted.tp,
@@ -44,7 +59,7 @@ def ask_of(spec: JobSpec, profile: Profile, cluster: Machines, model: Model | No
         ),
         recompute=(train.activation_checkpointing,),
         rules=rules_of(spec),
-        measured=_pretended(spec, profile, cluster),
+        measured=replace(pretended, factors=factors_of(seen, spec, model, pretended)),
         uneven=True,
     )
 
@@ -62,6 +77,33 @@ def _pretended(spec: JobSpec, profile: Profile, cluster: Machines) -> Measured:
             one = (whole_s * EMULATED_FORWARD, whole_s * (1 - EMULATED_FORWARD))
             made[kind, tp, samples] = (one,) * profile.num_layers
     return Measured(layers=made)
+
+
+def factors_of(seen: Sequence[StageTime], spec: JobSpec, model: Model, pretended: Measured) -> dict[str, float]:
+    """Kind -> how many times as long as predicted its stages took, in steps of STEP; nothing where all are as predicted.
+
+    A kind that was not seen yet is taken to be as far off as the others are.
+    """
+    ratios: dict[str, list[float]] = defaultdict(list)
+    train, constants = spec.train, Constants()
+    for one in seen:
+        kind = KINDS.get(one.kind) or replace(KINDS["cpu"], name=one.kind)
+        times = layer_times(
+            model, kind, one.tp, train.micro_batch_size, train.activation_checkpointing, constants, pretended
+        )
+        predicted = sum(time.total for time in times[one.first : one.last])
+        if predicted > 0.0 and one.seconds > 0.0:
+            ratios[one.kind].append(one.seconds / predicted)
+    found = {kind: _stepped(median(mine)) for kind, mine in sorted(ratios.items())}
+    if all(factor == 1.0 for factor in found.values()):
+        return {}
+    usual = _stepped(median(found.values()))
+    return dict.fromkeys(KINDS, usual) | found
+
+
+def _stepped(factor: float) -> float:
+    """Noise makes no other plan."""
+    return round(STEP ** round(log(factor) / log(STEP)), 4)
 
 
 def freed(ask: Ask, spec: JobSpec) -> Ask:

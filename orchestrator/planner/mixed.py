@@ -21,7 +21,7 @@ from .owning import with_shares, words
 from .placement import place
 from .replan import Outlook
 from .search import search
-from .words import won_by
+from .words import measured_words, won_by
 
 
 def is_mixed(request: ChoosePlan) -> bool:
@@ -39,15 +39,16 @@ def choose_mixed(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | No
     if (after := after_loss(request, ahead)) is not None:
         return after
     machines = of_devices(request.devices, KINDS, domains=request.domains, speeds=request.speeds)
-    ask = ask_of(request.spec, request.profile, machines)
+    ask = ask_of(request.spec, request.profile, machines, seen=request.measured)
+    said = measured_words(ask.measured, request.measured)
     found = search(ask)
-    plan = _placed(request, machines, found)
+    plan = _placed(request, machines, found, said)
     if plan is None and isinstance(found, Planned) and found.best.is_uneven:
-        plan = _placed(request, machines, search(replace(ask, uneven=False)))
+        plan = _placed(request, machines, search(replace(ask, uneven=False)), said)
     return plan
 
 
-def _placed(request: ChoosePlan, machines: Machines, found: Planned | NoPlan) -> Plan | None:
+def _placed(request: ChoosePlan, machines: Machines, found: Planned | NoPlan, said: str) -> Plan | None:
     """None also where its state does not fit memory, wherever the mirrors turn out to be."""
     wanted = request.spec.parallel
     most = wanted.max_devices or machines.num_devices
@@ -59,7 +60,7 @@ def _placed(request: ChoosePlan, machines: Machines, found: Planned | NoPlan) ->
         return -sum(device in held for device in group)
 
     idle = machines.num_devices - found.best.num_devices
-    reason = won_by(found.best, found.tried) + (f", {idle} idle" if idle else "")
+    reason = won_by(found.best, found.tried) + (f", {idle} idle" if idle else "") + said
     plan = place(found.best, machines, reason=reason, prefer=stranger)
     kinds = dict(request.devices)
     shared = with_shares(plan, request.spec, request.profile, kinds, request.speeds)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from orchestrator.domain.kinds import DeviceKind
+
 from .constants import Constants, LayerTime, Measured
 from .cost import layer_time, neighbour_time, replica_time, update_time
 from .machines import NodeClass
@@ -100,22 +102,17 @@ class Bench:
         ]
 
     def _layer_times(self, one: NodeClass) -> list[LayerTime]:
-        seen = self.measured.layers.get((one.kind.name, self.tp, self.samples))
-        if seen is not None:
-            slow = 1.0 / one.key.speed
-            return [
-                LayerTime(forward * slow, (backward + (forward if self.recompute else 0.0)) * slow, 0.0)
-                for forward, backward in seen
-            ]
-        known: dict[int, LayerTime] = {}
-        found = []
-        for layer in self.model.layers:
-            if id(layer) not in known:
-                known[id(layer)] = layer_time(
-                    layer, self.model, one.kind, self.tp, self.samples, self.recompute, self.constants, one.devices
-                )
-            found.append(known[id(layer)])
-        return found
+        return layer_times(
+            self.model,
+            one.kind,
+            self.tp,
+            self.samples,
+            self.recompute,
+            self.constants,
+            self.measured,
+            one.key.speed,
+            one.devices,
+        )
 
     # --- pipelines --------------------------------------------------------------------------------------------------------
 
@@ -203,6 +200,34 @@ class Bench:
         prefix = self._held_by(live(ids, track.depth, stage), replicas)
         kind = self.classes[track.classes[stage]].kind
         return prefix[track.bounds[stage + 1]] - prefix[track.bounds[stage]] + context(kind) + self._again
+
+
+def layer_times(
+    model: Model,
+    kind: DeviceKind,
+    tp: int,
+    samples: int,
+    recompute: bool,
+    constants: Constants,
+    measured: Measured,
+    speed: float = 1.0,
+    span: int = 0,
+) -> list[LayerTime]:
+    """Of every layer on a kind: as it was seen where it was, else as the model says. kind: with `speed` in its rates."""
+    factor = measured.factors.get(kind.name, 1.0)
+    seen = measured.layers.get((kind.name, tp, samples))
+    if seen is not None:
+        slow = factor / speed
+        return [
+            LayerTime(forward * slow, (backward + (forward if recompute else 0.0)) * slow, 0.0)
+            for forward, backward in seen
+        ]
+    known: dict[int, LayerTime] = {}
+    for layer in model.layers:
+        if id(layer) not in known:
+            one = layer_time(layer, model, kind, tp, samples, recompute, constants, span)
+            known[id(layer)] = LayerTime(one.forward * factor, one.backward * factor, one.tp)
+    return [known[id(layer)] for layer in model.layers]
 
 
 def _variants(model: Model) -> Sequence[Layer]:

@@ -50,7 +50,8 @@ def with_other_ids(plan: Plan, speeds: Speeds) -> Plan | None:
 def with_other_layers(
     plan: Plan, speeds: Speeds, room: Mapping[Device, float], layer_bytes: Sequence[float]
 ) -> Plan | None:
-    """Stages cut so that each pipeline's slowest is as fast as can be, then ids; None where no stage changes.
+    """Stages cut so that each pipeline's slowest is as fast as can be, then ids; None where no stage changes. Shares of the
+    state are alike then.
 
     room: bytes that a device has for layers; layer_bytes: what each layer takes of it.
     """
@@ -63,8 +64,14 @@ def with_other_layers(
         pipelines.append(cut)
     if [one.stages for one in pipelines] == [one.stages for one in plan.pipelines]:
         return None
-    changed = replace(plan, pipelines=tuple(pipelines))
+    changed = alike(replace(plan, pipelines=tuple(pipelines)))
     return with_other_ids(changed, speeds) or changed
+
+
+def alike(plan: Plan) -> Plan:
+    """All that hold a layer own alike of it."""
+    pipelines = (replace(one, stages=tuple(replace(stage, shares=()) for stage in one.stages)) for one in plan.pipelines)
+    return replace(plan, pipelines=tuple(pipelines))
 
 
 def layer_bytes(profile: Profile, spec: JobSpec, plan: Plan) -> list[float]:

@@ -127,15 +127,22 @@ def bound_s(ask: Ask) -> float:
     """
     batch = ask.batches[0]
     seen = [ask.measured.layers.get((one.kind.name, 1, batch.samples)) for one in ask.machines.classes]
+    factors = [ask.measured.factors.get(one.kind.name, 1.0) for one in ask.machines.classes]
     if seen and None not in seen:
-        times = [sum(forward + backward for forward, backward in layers or ()) for layers in seen]
+        times = [
+            factor * sum(forward + backward for forward, backward in layers or ())
+            for layers, factor in zip(seen, factors, strict=True)
+        ]
         passes = sum(
             one.nodes * one.devices * one.key.speed / seconds
             for one, seconds in zip(ask.machines.classes, times, strict=True)
         )
         return batch.micro_batches / passes
     flops = ask.model.flops(batch.samples * ask.model.sequence) * batch.micro_batches
-    rate = sum(one.nodes * one.devices * one.kind.bf16_tflops * 1e12 for one in ask.machines.classes)
+    rate = sum(
+        one.nodes * one.devices * one.kind.bf16_tflops * 1e12 / min(1.0, factor)
+        for one, factor in zip(ask.machines.classes, factors, strict=True)
+    )
     return flops / (rate * ask.constants.product_share) if rate else float("inf")
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from orchestrator.domain.balance import StageTime
+
 from .ask import Proposal
+from .constants import Measured
 
 CAUSES = ("compute", "tp", "bubble", "p2p", "dp", "optimizer")
 NAMES = {
@@ -33,3 +38,12 @@ def won_by(best: Proposal, tried: int) -> str:
         f"{best.shape()} is the fastest of {tried} ways tried: {best.seconds:.3g} s a step, "
         f"{share:.0%} of what {best.num_devices} devices and those left idle could do at most"
     )
+
+
+def measured_words(measured: Measured, seen: Sequence[StageTime]) -> str:
+    """`; stage times are measured: A100 1.1 times as long as predicted`; nothing where nothing was seen."""
+    if not seen:
+        return ""
+    kinds = sorted({one.kind for one in seen})
+    said = [f"{kind} {measured.factors.get(kind, 1.0):.3g} times as long as predicted" for kind in kinds]
+    return f"; stage times are measured: {', '.join(said)}"

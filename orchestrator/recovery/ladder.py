@@ -3,8 +3,8 @@
     price = expected pause + time until full strength x share of throughput that is missing + steps to run again
 
 Phases are expected to take what they took in this job's earlier incidents (medians; preparing, in those of the same rung),
-and the defaults below where there were none. It knows nothing of hosts and requests; it never plans: how good another plan
-will be it judges by the number of devices.
+and the defaults below where there were none. It knows nothing of hosts and requests; it never plans: how fast the job would
+be after each rung it is told, or judges by the number of devices.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Situation:
     checkpoint: Step = Step(0)
     """0: the seed."""
     incidents: Sequence[Incident] = ()
+    strength: Mapping[Rung, float | None] = field(default_factory=dict)
+    """Steps a second after a rung, over those of `plan`, as the planner has it; None where it has no plan there."""
 
 
 def substitute(
@@ -156,7 +158,9 @@ def _spare(seen: Situation) -> Option:
     if isinstance(found, Infeasible):
         return Option(rung=Rung.SPARE, why=found.reason)
     taking = ", ".join(sorted(set(found.nodes) - set(seen.plan.nodes)))
-    return _priced(seen, Rung.SPARE, len(seen.missing | seen.lost), 0.0, 0.0, f"{taking} stands by and takes over")
+    share = _missing_share(seen, Rung.SPARE, seen.plan.world_size)
+    why = f"{taking} stands by and takes over{f', {share:.0%} slower' if share else ''}"
+    return _priced(seen, Rung.SPARE, len(seen.missing | seen.lost), HORIZON_S, share, why)
 
 
 def _replan_warm(seen: Situation) -> Option:
@@ -166,7 +170,9 @@ def _replan_warm(seen: Situation) -> Option:
     # Where idle devices make up for what is lost, the job grows onto them as soon as their hosts are warm.
     can_grow = len(seen.usable) >= seen.plan.world_size
     slow_s = _open_s(seen) if can_grow else HORIZON_S
-    share = _missing_share(seen, len(seen.warm))
+    if seen.strength.get(Rung.REPLAN_WARM, 1.0) is None:
+        return Option(rung=Rung.REPLAN_WARM, why=f"no plan fits the {len(seen.warm)} warm devices")
+    share = _missing_share(seen, Rung.REPLAN_WARM, len(seen.warm))
     at = f"{len(seen.warm)} of {seen.plan.world_size} devices"
     until = "until others are warm" if can_grow else "until a node comes"
     why = f"{at}, {share:.0%} slower {until}" if share else f"{len(seen.warm)} warm devices, planned anew"
@@ -180,9 +186,13 @@ def _replan_all(seen: Situation) -> Option:
     short = _too_few(seen, len(seen.usable), "are usable")
     if short:
         return Option(rung=Rung.REPLAN_ALL, why=short)
-    share = _missing_share(seen, len(seen.usable))
+    if seen.strength.get(Rung.REPLAN_ALL, 1.0) is None:
+        return Option(rung=Rung.REPLAN_ALL, why=f"no plan fits the {len(seen.usable)} usable devices")
+    share = _missing_share(seen, Rung.REPLAN_ALL, len(seen.usable))
     hosts = ", ".join(sorted({device.node for device in cold}))
-    why = f"all {len(seen.usable)} usable devices, but {hosts} must be opened first"
+    why = (
+        f"all {len(seen.usable)} usable devices, but {hosts} must be opened first{f', {share:.0%} slower' if share else ''}"
+    )
     return _priced(seen, Rung.REPLAN_ALL, seen.plan.world_size, HORIZON_S, share, why)
 
 
@@ -250,8 +260,10 @@ def _state_bytes(seen: Situation, filled: int) -> float:
     return seen.profile.num_params * STATE_BYTES * mirrored * filled / seen.plan.world_size
 
 
-def _missing_share(seen: Situation, devices: int) -> float:
-    return max(0.0, 1.0 - devices / seen.plan.world_size)
+def _missing_share(seen: Situation, rung: Rung, devices: int) -> float:
+    """Of throughput, after a rung that leaves so many devices."""
+    strength = seen.strength.get(rung)
+    return max(0.0, 1.0 - (devices / seen.plan.world_size if strength is None else strength))
 
 
 def _too_few(seen: Situation, have: int, are: str) -> str:

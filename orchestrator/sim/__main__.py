@@ -1,4 +1,6 @@
-"""`python -m orchestrator.sim --seed N [--trace]` replays one seed; `--seeds K [--first N]` runs K of them.
+"""`python -m orchestrator.sim --seed N [--trace]` replays one seed; `--seeds K [--first N] [--jobs J]` runs K of them.
+
+--trace prints what happens as it happens, --trace FILE writes it there, one line an event.
 
 With --failover each seed is one failure, and the supervisor dies at every point of the recovery in turn (or at --dies-at).
 
@@ -12,6 +14,8 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
 
 from .run import Outcome, Verdict, failovers, run, run_failover
 
@@ -25,16 +29,23 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10, help="run this many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--steps", type=int, help="training steps of every job, in place of what the seed says")
-    parser.add_argument("--trace", action="store_true", help="print what happens as it happens")
+    parser.add_argument(
+        "--trace", nargs="?", const="", metavar="FILE", help="print what happens as it happens, or write it"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes to run seeds in; only failures are told, and a count"
+    )
     parser.add_argument("--failover", action="store_true", help="one failure, the supervisor dies at every point")
     parser.add_argument("--dies-at", type=int, help="with --failover: at this point only")
     asked = parser.parse_args()
     seeds = [asked.seed] if asked.seed is not None else range(asked.first, asked.first + asked.seeds)
+    if asked.jobs > 1 and not asked.failover:
+        return _in_processes(range(asked.first, asked.first + asked.seeds), asked.steps, asked.jobs)
     worst = 0
     for seed in seeds:
         for outcome in _outcomes(seed, asked):
             if outcome.verdict is not Verdict.PASSED:
-                if not asked.trace:
+                if asked.trace is None:
                     print("\n".join(outcome.trace[-TAIL:]))
                 again = replay(outcome.seed, asked.steps) if not asked.failover else replay_failover(outcome)
                 print(f"{outcome.verdict}: {outcome.message}\nreplay: {again}", flush=True)
@@ -45,16 +56,37 @@ def main() -> int:
 def _outcomes(seed: int, asked: argparse.Namespace) -> Iterator[Outcome]:
     began = time.process_time()
     if not asked.failover:
-        outcome = run(seed, steps=asked.steps, trace=asked.trace)
+        outcome = run(seed, steps=asked.steps, trace=asked.trace == "")
+        if asked.trace:
+            Path(asked.trace).write_text("\n".join((*outcome.trace, f"{outcome.verdict} {outcome.message}".strip(), "")))
         print(_line(outcome, time.process_time() - began), flush=True)
         yield outcome
     elif asked.dies_at is not None:
-        yield replace(run_failover(seed, asked.dies_at, trace=asked.trace), dies_at=asked.dies_at)
+        yield replace(run_failover(seed, asked.dies_at, trace=asked.trace is not None), dies_at=asked.dies_at)
     else:
         number = 0
         for number, outcome in enumerate(failovers(seed)):  # noqa: B007
             yield outcome
         print(f"seed {seed}: {number} points of failover, {time.process_time() - began:.2f} s of CPU", flush=True)
+
+
+def _in_processes(seeds: range, steps: int | None, jobs: int) -> int:
+    """Every seed, on several cores; the first of each kind of failure is told in full, and how to replay every one."""
+    began, worst, failed = time.monotonic(), 0, 0
+    with get_context("fork").Pool(jobs, maxtasksperchild=2000) as pool:
+        work = ((seed, steps) for seed in seeds)
+        for number, outcome in enumerate(pool.imap_unordered(_run_one, work, chunksize=20), 1):
+            if outcome.verdict is not Verdict.PASSED:
+                failed, worst = failed + 1, worst or EXIT[outcome.verdict]
+                print(f"{outcome.verdict}: {outcome.message}\nreplay: {replay(outcome.seed, steps)}", flush=True)
+            if number % 1000 == 0 or number == len(seeds):
+                rate = number / (time.monotonic() - began)
+                print(f"{number} of {len(seeds)} seeds, {failed} failed, {rate:.1f} a second", flush=True)
+    return worst
+
+
+def _run_one(work: tuple[int, int | None]) -> Outcome:
+    return replace(run(work[0], steps=work[1]), trace=())
 
 
 def replay_failover(outcome: Outcome) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 from orchestrator.domain.checkpoint import CheckpointKind, Pacing
 from orchestrator.domain.copying import Copying
@@ -29,6 +30,8 @@ from .rank import SimRank
 from .scenario import loss, maxima, profile
 
 FORM_TIMEOUT_S = 10.0
+WELL_S = 1.0
+"""Who trains well commits a step within this, where no device has been made slow."""
 MEND_S = 0.05
 COMPUTE_S = (0.08, 0.12)
 LAYER_S = 0.01
@@ -86,6 +89,8 @@ class Arena:
         self.disagreed: set[Step] = set()
         """Steps after which an owner and its mirror had different bits."""
         self._hashes: dict[Device, frozenset[Flip]] = {}
+        self._passed_first, self._passed_at, self._cut_until = inf, -inf, -inf
+        """When its first and its latest vote passed, and when a link was last seen to be cut."""
 
     # --- who is here ------------------------------------------------------------------------------------------------------
 
@@ -134,6 +139,7 @@ class Arena:
             if self.is_broken:
                 return
             if self.cut_pairs():
+                self._cut_until = self._place.clock.now
                 self._place.clock.after(MEND_S, pass_on)
             else:
                 then()
@@ -178,6 +184,16 @@ class Arena:
                 is_ahead = me not in ends
                 found[Rank(number)] = Traffic(sent=stage + is_ahead, received=stage, awaits=is_ahead and device in ends)
         return found
+
+    def well_s(self) -> float:
+        """For how long it has trained with everybody there and well, as far as can be told now; 0 where it does not."""
+        now = self._place.clock.now
+        if self.is_broken or not self.has_started or self.cut_pairs() or len(self.here) != len(self.members):
+            return 0.0
+        if any(rank.frozen or rank.hung or not rank.alive for rank in self.here.values()):
+            return 0.0
+        since = max(self._cut_until, self._passed_first, *(rank.strange_at for rank in self.here.values()))
+        return max(0.0, now - since) if now - self._passed_at < WELL_S else 0.0
 
     # --- restoring --------------------------------------------------------------------------------------------------------
 
@@ -287,6 +303,8 @@ class Arena:
             self._each(BLINK_S, self._look_at_copy, _nothing)
             return
         self._checker.vote_completed(self.job, self.generation, step)
+        self._passed_at = self._place.clock.now
+        self._passed_first = min(self._passed_first, self._passed_at)
         answer = self._answer(step)
         self._decide(step)
 

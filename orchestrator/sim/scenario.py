@@ -179,7 +179,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     if seed % 10 == 2:  # plans of unequal pipelines, which losses are absorbed by
         kinds = ("A100", "H100", "B200")
         jobs = tuple(replace(job, train=_as_other_kinds(job.train)) for job in jobs)
-    if seed % 5 == 1:  # speeds are judged over seconds, so such jobs are longer
+    if seed % 10 == 1:  # speeds are judged over seconds, so such jobs are longer
         troubles = (*troubles, *(Trouble.SLOW,) * len(troubles))
         jobs = tuple(replace(job, train=replace(job.train, steps=steps or 4 * job.train.steps)) for job in jobs)
     return Scenario(
@@ -190,7 +190,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         jobs=jobs,
         troubles=troubles,
         between_s=rng.choice((0.3, 1.0, 3.0)),
-        trouble_until_s=rng.uniform(10.0, 30.0),
+        trouble_until_s=rng.uniform(6.0, 16.0),
         gentle=gentle,
         starts=starts,
         saves=tuple(Random(f"saves {seed}").uniform(1.0, 30.0) for _ in range(4)) if seed % 10 == 8 else (),
@@ -215,7 +215,7 @@ def _job(rng: Random, number: int, devices: int, steps: int | None) -> JobSpec:
         program="causal_lm",
         data=DataSpec(files=("*.txt",)),
         train=TrainSpec(
-            steps=steps or rng.randint(30, 120),
+            steps=steps or rng.randint(16, 60),
             micro_batches=micro_batches,
             micro_batch_size=1,
             sequence=8,

@@ -1,10 +1,10 @@
-"""The store as supervisors see it: one atomic write, fenced by the term. Records are kept encoded, as the real one does."""
+"""The store as supervisors see it: one atomic write, fenced by the term. What is loaded was encoded, as in the real one."""
 
 from __future__ import annotations
 
 from orchestrator.domain import codec
 from orchestrator.domain.cordon import Cordon
-from orchestrator.domain.errors import Conflict, StaleTerm
+from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import Command
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import TERMINAL, JobRecord
@@ -13,10 +13,11 @@ from orchestrator.domain.queue import Project
 from orchestrator.ports import Commit
 
 from .checkers import Checker
+from .promises import Promises
 
 
 class SimStore:
-    def __init__(self, checker: Checker) -> None:
+    def __init__(self, checker: Checker, promises: Promises) -> None:
         self.jobs: dict[JobId, JobRecord] = {}
         self.commands: list[Command] = []
         self.cursor = 0
@@ -24,24 +25,24 @@ class SimStore:
         self.cordons: tuple[Cordon, ...] = ()
         self.projects: tuple[Project, ...] = ()
         self.term = Term(0)
+        self.open = 0
+        """Jobs that have not ended."""
         self._checker = checker
-        self._encoded: dict[JobId, bytes] = {}
+        self._promises = promises
 
     def acquire(self) -> Term:
         self.term = Term(self.term + 1)
         return self.term
 
     def load(self) -> tuple[dict[JobId, JobRecord], int]:
-        jobs = {job: codec.loads(JobRecord, data) for job, data in self._encoded.items()}
-        return {job: record for job, record in jobs.items() if not isinstance(record.state, TERMINAL)}, self.cursor
+        live = {job: record for job, record in self.jobs.items() if not isinstance(record.state, TERMINAL)}
+        return {job: codec.loads(JobRecord, codec.dumps(record)) for job, record in live.items()}, self.cursor
 
     def commit(self, term: Term, commit: Commit) -> None:
-        """Raises StaleTerm, Conflict."""
+        """Raises StaleTerm."""
         if term != self.term:
             raise StaleTerm(f"term {term} has been replaced by {self.term}")
-        for job in commit.jobs:
-            if job in self.jobs and isinstance(self.jobs[job].state, TERMINAL):
-                raise Conflict(f"{job} is over")
+        self._promises.committed(term, self.jobs, commit)
         if commit.quarantine is not None:
             self.quarantine = codec.decode(tuple[Quarantine, ...], codec.encode(commit.quarantine))
         if commit.cordons is not None:
@@ -51,6 +52,6 @@ class SimStore:
         self._checker.committed(self.jobs, commit)
         for job, record in commit.jobs.items():
             self.jobs[job] = record
-            self._encoded[job] = codec.dumps(record)
+        self.open = sum(not isinstance(record.state, TERMINAL) for record in self.jobs.values())
         if commit.cursor is not None:
             self.cursor = int(commit.cursor)

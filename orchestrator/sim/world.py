@@ -10,7 +10,7 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import CommitCheckpoint
 from orchestrator.domain.events import CancelRequested, CheckpointNow, JobSubmitted, ReleaseRequested
 from orchestrator.domain.ids import Generation, JobId, NodeId, Step, Term
-from orchestrator.domain.job import TERMINAL, JobRecord, Reforming
+from orchestrator.domain.job import JobRecord, Reforming
 from orchestrator.domain.profile import Interval
 from orchestrator.domain.spec import JobSpec
 from orchestrator.recovery.retention import reads
@@ -21,6 +21,7 @@ from .checkers import Checker
 from .host import SimHost
 from .memory import Violation
 from .place import Place
+from .promises import Promises
 from .scenario import Scenario, node_name, reference
 from .store import SimStore
 
@@ -53,7 +54,7 @@ class World(Place):
         """Commits and effects so far while a generation was being replaced."""
         self._dies_at = dies_at
         self.checker = Checker(scenario, self._held)
-        self.store = SimStore(self.checker)
+        self.store = SimStore(self.checker, Promises(lambda: self.clock.now, self._healthy_s))
         self.store_stalled_until = 0.0
         self.hosts: dict[tuple[JobId, NodeId], SimHost] = {}
         self._arenas = Arenas(self, self.checker)
@@ -235,6 +236,11 @@ class World(Place):
                     held.extend(rank.arrived)
         return held
 
+    def _healthy_s(self, job: JobId, generation: Generation) -> float:
+        """For how long the generation has trained with all its ranks, all of them well and heard by each other."""
+        arena = self.arenas.get((job, generation))
+        return arena.well_s() if arena is not None else 0.0
+
     def living(self, job: JobId | None = None) -> list[SimHost]:
         return [host for (j, _), host in sorted(self.hosts.items()) if not host.is_gone and job in (None, j)]
 
@@ -243,6 +249,4 @@ class World(Place):
 
     @property
     def is_over(self) -> bool:
-        return len(self.store.jobs) == len(self.scenario.jobs) and all(
-            isinstance(record.state, TERMINAL) for record in self.store.jobs.values()
-        )
+        return not self.store.open and len(self.store.jobs) == len(self.scenario.jobs)

@@ -14,16 +14,18 @@ from statistics import median
 
 from orchestrator.detection.straggler import KEPT, Seen, look, usual_of
 from orchestrator.domain.balance import Rebalance, Remedy, Straggler
-from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.ids import Device
 from orchestrator.domain.job import Cause, Running
 from orchestrator.domain.layout import layout, transfers
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import StepsPassed
+from orchestrator.planner.owning import with_shares
 from orchestrator.planner.rebalance import compute_s, layer_bytes, room_of, with_other_ids, with_other_layers
 from orchestrator.recovery.balance import GAIN, MAX_CHANGES, Offer, choose, recent
 
 from .draft import Draft
 from .moving import why_move
+from .speeds import slow_devices
 
 FORGET_S = 3600.0
 """After which a device that was slow once has never been."""
@@ -56,16 +58,6 @@ def balance(draft: Draft) -> None:
         _conclude(draft, state, draft.record.rebalance)
     elif _is_open_to_change(draft, state):
         _consider(draft, state)
-
-
-def slow_nodes(draft: Draft) -> dict[NodeId, float]:
-    """What nodes with slow devices reach of what they should, for whoever plans anew."""
-    found = {device: one.factor for device, one in draft.record.stragglers.items() if one.is_slow}
-    sizes = draft.num_devices
-    return {
-        node: sum(1 / found.get(Device(node, index), 1.0) for index in range(sizes[node])) / sizes[node]
-        for node in sorted({device.node for device in found} & set(sizes))
-    }
 
 
 # --- who is slow ---------------------------------------------------------------------------------------------------------
@@ -110,7 +102,7 @@ def _tell(draft: Draft, device: Device, straggler: Straggler) -> None:
 def _is_open_to_change(draft: Draft, state: Running) -> bool:
     """It trains undisturbed, it is known how fast each device is, and that is not what its plan was made for."""
     record, plan = draft.record, state.plan
-    slow = _slow(draft, plan)
+    slow = slow_devices(draft, plan)
     if (
         not (slow or record.is_rebalanced)
         or state.finished
@@ -154,7 +146,7 @@ def _consider(draft: Draft, state: Running) -> None:
         offers.append(Offer(remedy=remedy, gain_s=gain_s, pause_s=pause_s))
     chosen = choose(offers, step_s, record.spec.train.steps - record.committed)
     if chosen.taken is None:
-        if not _slow(draft, plan):
+        if not slow_devices(draft, plan):
             draft.set(is_rebalanced=False)
         _tell_why_not(draft, plan, "; ".join(chosen.why_not) or "no other share of whole ids and layers is better")
         return
@@ -215,16 +207,11 @@ def _tell_why_not(draft: Draft, plan: Plan, why: str) -> None:
         draft.say("not_rebalanced", f"{_why(draft, plan)}, and everything stays as it is: {why}")
 
 
-def _slow(draft: Draft, plan: Plan) -> frozenset[Device]:
-    found = draft.record.stragglers
-    return frozenset(device for device, one in found.items() if one.is_slow and device in plan.seat_of)
-
-
 def _speeds(draft: Draft, plan: Plan) -> dict[Device, float]:
     """What slow devices take, and what is usual of all others: their differences are noise."""
     record, tracks = draft.record, draft.tracks
     usual = {work: median(found.values()) for work, found in usual_of(tracks, record.stragglers).items()}
-    slow = _slow(draft, plan)
+    slow = slow_devices(draft, plan)
     return {
         device: tracks[device].seconds if device in slow else usual.get(tracks[device].work, tracks[device].seconds)
         for device in plan.devices
@@ -239,7 +226,11 @@ def _others(draft: Draft, plan: Plan, speeds: Mapping[Device, float]) -> list[tu
         kinds = draft.kinds
         room = {device: room_of(kinds.get(device.node, "")) for device in plan.devices}
         each = layer_bytes(record.profile, record.spec, plan)
-        found.append((Remedy.LAYERS, with_other_layers(plan, speeds, room, each)))
+        cut = with_other_layers(plan, speeds, room, each)
+        if cut is not None and any(stage.shares for pipeline in plan.pipelines for stage in pipeline.stages):
+            named = {device: kinds.get(device.node, "") for device in plan.devices}
+            cut = with_shares(cut, record.spec, record.profile, named)
+        found.append((Remedy.LAYERS, cut))
     return [(remedy, other) for remedy, other in found if other is not None]
 
 
@@ -264,7 +255,7 @@ def _why(draft: Draft, plan: Plan) -> str:
     found = draft.record.stragglers
     slow = [
         f"{device} takes {draft.tracks[device].seconds / found[device].usual_s:.2g} times as long as usual"
-        for device in sorted(_slow(draft, plan))
+        for device in sorted(slow_devices(draft, plan))
     ]
     return ", ".join(slow) or "all devices are as fast as usual again"
 

@@ -41,6 +41,9 @@ def recharge(draft: Draft, fault: Fault, generation: Generation, exited: RankExi
     failures = draft.record.failures
     if not failures or failures[-1].generation != generation or failures[-1].fault.signature:
         return False
+    if fault.cause in NEVER_CHARGED:  # what broke its connections was no failure of anybody's
+        _keep(draft, failures[:-1])
+        return False
     ranks = _names(draft, fault, generation)
     known = replace(failures[-1], fault=fault, step=_step_made(draft, exited), ranks=ranks)
     _keep(draft, (*failures[:-1], known))

@@ -71,7 +71,8 @@ class Draft:
 
     @property
     def usable(self) -> frozenset[Device]:
-        return frozenset(device for device in self._free_for(self.record.id) if device.node not in self.record.barred)
+        free, barred = self._free_for(self.record.id), self.record.barred
+        return frozenset(device for device in free if device.node not in barred) if barred else free
 
     @property
     def everything(self) -> frozenset[Device]:
@@ -102,7 +103,7 @@ class Draft:
         return isinstance(self.record.state, TERMINAL)
 
     def set(self, **changes: Any) -> None:
-        self.record = replace(self.record, **changes)
+        self.record = self.record.changed(changes)
 
     def turn(self, **changes: Any) -> None:
         """Of the record's `turn`."""

@@ -140,14 +140,18 @@ class _Cycle:
         self.projects = dict(state.projects)
         self.before = state
         self.arbitrated: Arbitrated | None = None
-        self._claims: dict[JobId, tuple[JobRecord, frozenset[Device]]] = {}
         self.drafts: dict[JobId, Draft] = {}
         self.loose: list[Loose] = []
+        self._claims: dict[JobId, tuple[tuple[object, ...], frozenset[Device]]] = {}
+        self._free: dict[JobId, tuple[tuple[object, ...], frozenset[Device]]] = {}
+        self._sizes: tuple[object, dict[NodeId, int]] = None, {}
+        """Each with what it was worked out from: jobs ask for these many times in one step."""
 
     def run(self, inputs: Sequence[Input]) -> Stepped:
         for one in inputs:
             self._take(one)
         self.arbitrated = None  # what was told may have changed it
+        nodes = {node.id: node for node in self.nodes or ()}
         for job in list(self.jobs):
             draft = self._draft(job)
             if not draft.is_over:
@@ -158,7 +162,6 @@ class _Cycle:
                 finish_if_done(draft)
                 rest_where_asked(draft)
             if not draft.is_over and self.nodes is not None:
-                nodes = {node.id: node for node in self.nodes}
                 allotment = self._arbitration().allotment(job)
                 make_room(draft, allotment)
                 want_spares(draft, nodes)
@@ -172,7 +175,7 @@ class _Cycle:
         if self.nodes is not None:
             attend(self.ward, drafts, frozenset(self._num_devices()))
             self.loose += [KillNode(node=node) for node in self.cordons.settle(self.nodes or (), self._occupied())]
-        changed = {d.record.id: d.record for d in drafts if d.record != d.before}
+        changed = {d.record.id: d.record for d in drafts if d.record is not d.before and d.record != d.before}
         jobs = {job: record for job, record in {**self.jobs, **changed}.items() if not isinstance(record.state, TERMINAL)}
         known = self.arbitrated if self.nodes is not None else None
         queue = queue_of(jobs.values(), known, self._taken_by_others)
@@ -332,22 +335,38 @@ class _Cycle:
         return {node.id: node.kind for node in self.nodes or ()}
 
     def _num_devices(self) -> dict[NodeId, int]:
-        return {node.id: node.num_devices for node in self.nodes or () if node.status is not NodeStatus.LOST}
+        if self._sizes[0] is not self.nodes:
+            there = {node.id: node.num_devices for node in self.nodes or () if node.status is not NodeStatus.LOST}
+            self._sizes = self.nodes, there
+        return self._sizes[1]
 
     def _free_for(self, job: JobId) -> frozenset[Device]:
         draft = self._draft(job)
-        mine = claimed(draft.before) | claimed(draft.record)
+        mine = self._claimed_by(job) if draft.before is draft.record else self._claimed_by(job) | claimed(draft.before)
         if self.nodes is None:  # what it holds is all that it is known to have
             return mine - self.ward.out
-        closed = self.cordons.closed_to({device.node for device in mine})
-        answer = self._arbitration()
+        answer, out, taken = self._arbitration(), self.ward.out, self._taken_by_others(job)
+        known = self._free.get(job)
+        closed = self.cordons.closed_to({device.node for device in mine}) if self.cordons.known else frozenset[NodeId]()
+        key = (mine, draft.record.turn, draft.record.spec.project, answer.answer, out, taken, self.nodes, closed)
+        if known is not None and known[0] == key:
+            return known[1]
         allotment = answer.allotment(job)
         granted = (allotment.grant if allotment else frozenset()) | (mine - draft.record.turn.yields)
         if draft.record.spec.project not in answer.snapshot.quotas:
             granted |= answer.answer.left  # nobody wants it: as a spare it may be of use
         up = {node.id for node in self.nodes if node.status is NodeStatus.UP and node.id not in closed}
-        found = frozenset(device for device in granted if device.node in up)
-        return found - self._taken_by_others(job) - self.ward.out
+        found = frozenset(device for device in granted if device.node in up) - taken - out
+        self._free[job] = key, found
+        return found
+
+    def _claimed_by(self, job: JobId) -> frozenset[Device]:
+        record = self._record(job)
+        key = (record.pids, record.state, record.target, record.spares)
+        known = self._claims.get(job)
+        if known is None or any(a is not b for a, b in zip(known[0], key, strict=True)):
+            known = self._claims[job] = key, claimed(record)
+        return known[1]
 
     def _arbitration(self) -> Arbitrated:
         """As of before the first job of this step asked, or asked again once all inputs were taken."""
@@ -366,14 +385,7 @@ class _Cycle:
         return self.drafts[job].record if job in self.drafts else self.jobs[job]
 
     def _taken_by_others(self, job: JobId) -> frozenset[Device]:
-        found: set[Device] = set()
-        for other in self.jobs:
-            record, known = self._record(other), self._claims.get(other)
-            if known is None or known[0] is not record:
-                known = self._claims[other] = (record, claimed(record))
-            if known[1] and other != job:
-                found |= known[1]
-        return frozenset(found)
+        return frozenset[Device]().union(*(self._claimed_by(other) for other in self.jobs if other != job))
 
     def _occupied(self) -> frozenset[NodeId]:
         """Nodes on which any job has anything."""

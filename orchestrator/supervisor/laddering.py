@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Step
 from orchestrator.domain.job import Reforming
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rungs import Option, Rung
+from orchestrator.planner.strength import replaced, throughput
 from orchestrator.recovery.ladder import Situation, options, substitute
 
 from .draft import Draft
 from .forming import begin_forming
+from .speeds import slow_nodes, stage_times
 
 SLOW = frozenset({Rung.REPLAN_ALL, Rung.WAIT})
 """Until these have come to an end, what was mirrored by the lost is held once."""
@@ -70,7 +73,7 @@ def _situation(draft: Draft, plan: Plan) -> Situation:
     }
     # In a generation that never got to a step, and in a second failure, who holds what only the reports say.
     is_whole = state.attempt == 1 and record.started_at is not None
-    return Situation(
+    seen = Situation(
         plan=plan,
         holders=record.plans.get(state.closing.generation) if is_whole else None,
         lost=state.lost,
@@ -87,6 +90,32 @@ def _situation(draft: Draft, plan: Plan) -> Situation:
         checkpoint=record.checkpoint.step if record.checkpoint else Step(0),
         incidents=record.incidents,
     )
+    # Where nobody is missing the same ranks form again, and nothing else comes near that.
+    return replace(seen, strength=_strength(draft, seen)) if seen.missing else seen
+
+
+def _strength(draft: Draft, seen: Situation) -> dict[Rung, float | None]:
+    """How fast the job would be after each rung, as its planner has it."""
+    kinds = draft.kinds
+    named = {*seen.plan.devices, *seen.usable, *(device for spare in seen.spares.values() for device in spare)}
+    if any(device.node not in kinds for device in named):
+        return {}  # a node that is gone for good: its kind is not known any more
+    request = ChoosePlan(
+        job=draft.record.id,
+        generation=draft.next_generation(),
+        spec=seen.spec,
+        profile=seen.profile,
+        devices=tuple((device, kinds[device.node]) for device in sorted(named)),
+        speeds=slow_nodes(draft),
+        measured=stage_times(draft),
+    )
+    found: dict[Rung, float | None] = {Rung.REPLAN_WARM: throughput(request, seen.warm, seen.plan)}
+    all_alike = seen.usable == seen.warm
+    found[Rung.REPLAN_ALL] = found[Rung.REPLAN_WARM] if all_alike else throughput(request, seen.usable, seen.plan)
+    taken = substitute(seen.plan, seen.missing, seen.spares, seen.domains)
+    if isinstance(taken, Plan):
+        found[Rung.SPARE] = replaced(request, seen.plan, taken)
+    return found
 
 
 def _record(draft: Draft, found: Sequence[Option], chosen: Option) -> None:

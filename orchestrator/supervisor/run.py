@@ -28,7 +28,7 @@ from .kernel import State, Stepped, step
 from .unsaved import LAZY_S, News, Unsaved
 
 LEASE_S = 6.0
-NODES_S = 0.5
+NODES_S = 1.0
 """How often the cluster is looked at."""
 RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
@@ -88,7 +88,7 @@ class Supervisor:
 
     async def _loop(self) -> None:
         while True:
-            await self._wait_for_news()
+            has_gathered = await self._wait_for_news()
             news, self._news = self._news, []
             self._urgent.clear()
             self._any.clear()
@@ -98,7 +98,7 @@ class Supervisor:
             self._unsaved.add(stepped, news, time.monotonic())
             # Nothing is done before it is recorded; what leads to nothing yet can be recorded with what follows. Should
             # this process end first, hosts and Redis say it again to its successor: it has not been acknowledged.
-            if stepped.effects or stepped.loose or time.monotonic() >= self._unsaved.due:
+            if has_gathered or stepped.effects or stepped.loose or time.monotonic() >= self._unsaved.due:
                 await self._save()
             self._follow_hosts()
             for identity, effect in stepped.effects.items():
@@ -108,8 +108,12 @@ class Supervisor:
             self._set_timers(stepped)
             self._set_timers_of(None, instants(self._state.cordons, self._state.jobs.values(), now))
 
-    async def _wait_for_news(self) -> None:
-        """Urgent news at once, routine news after a moment, deadlines when they come."""
+    async def _wait_for_news(self) -> bool:
+        """Urgent news at once, routine news after a moment, deadlines when they come.
+
+        Whether that moment is over: then what has come has had its company, and is not worth another.
+        """
+        has_gathered = False
         began = time.monotonic()
         soonest = min([self._unsaved.due, *self._timers.values()])
         timeout = None if soonest == inf else max(0.0, soonest - began)
@@ -123,7 +127,7 @@ class Supervisor:
                 async with asyncio.timeout(LAZY_S):
                     await self._urgent.wait()
             except TimeoutError:
-                pass
+                has_gathered = True
         now = time.monotonic()
         if timeout is not None and (overslept := now - began - timeout - LAZY_S) > STOPPED_S:
             # This process was stopped: reports may be waiting unread, so deadlines go on from where they were.
@@ -132,6 +136,7 @@ class Supervisor:
             if at <= now:
                 del self._timers[job, key]
                 self._news.append(News(DeadlinePassed(job=job, key=key) if job is not None else InstantCame(key=key)))
+        return has_gathered
 
     async def _save(self) -> None:
         unsaved, self._unsaved = self._unsaved, Unsaved()

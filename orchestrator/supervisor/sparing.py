@@ -30,10 +30,11 @@ def want_spares(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
     state, record = draft.state, draft.record
     if not isinstance(state, Running):
         return
-    for node in [node for node in record.spares if not draft.usable >= set(record.spares[node].devices)]:
+    usable = draft.usable if record.spares else frozenset()
+    for node in [node for node in record.spares if not usable.issuperset(record.spares[node].devices)]:
         _drop(draft, node)  # its host is told lost by itself, if it is
     missing = record.spec.recovery.spares - len(draft.record.spares)
-    for found in _candidates(draft, state.plan, nodes)[: max(0, missing)]:
+    for found in _candidates(draft, state.plan, nodes)[:missing] if missing > 0 else ():
         draft.set(spares={**draft.record.spares, found.id: Spare(devices=found.devices(), domain=found.domain or "")})
         draft.say("spare_claimed", f"{found.id} is to stand by with {found.num_devices} devices", node=found.id)
         open_host(draft, found.id)
@@ -91,7 +92,7 @@ def give_up_slow_spares(draft: Draft) -> None:
 
 def _candidates(draft: Draft, plan: Plan, nodes: Mapping[NodeId, Node]) -> list[Node]:
     """Idle nodes that could take the place of any node of the plan, those with a host first."""
-    record = draft.record
+    record, usable = draft.record, draft.usable
     taken = {*plan.nodes, *record.spares, *record.avoided, *(record.target.nodes if record.target else ())}
     most = max(Counter(device.node for device in plan.devices).values())
     least = min(_memory(nodes[node]) for node in plan.nodes) if set(plan.nodes) <= set(nodes) else 0
@@ -102,7 +103,7 @@ def _candidates(draft: Draft, plan: Plan, nodes: Mapping[NodeId, Node]) -> list[
         and node.status is NodeStatus.UP
         and node.num_devices >= most
         and _memory(node) >= least
-        and draft.usable >= set(node.devices())
+        and usable.issuperset(node.devices())
     ]
     return sorted(found, key=lambda node: (node.id not in record.warm, node.id not in record.hosts, node.id))
 

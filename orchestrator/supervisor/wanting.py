@@ -15,13 +15,13 @@ from orchestrator.domain.rungs import Rung
 from orchestrator.jobs.arbitration import Allotment
 from orchestrator.recovery.ladder import HORIZON_S
 
-from .balancing import slow_nodes
 from .draft import Draft
 from .forming import begin_forming, open_host
 from .joining import advance_join, drop_join
 from .laddering import nothing_fits, planned
 from .moving import cannot_move, why_move
 from .sparing import reserved
+from .speeds import slow_nodes, stage_times
 from .stopping import stop
 
 IN_THE_QUEUE = "it waits in the queue for devices that others hold"
@@ -94,7 +94,7 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node], allotment: Allotmen
 
     One that waits in the queue asks once what has all it starts with, and before that whether the cluster could hold it.
     """
-    lost = draft.record.avoided - set(draft.num_devices)
+    lost = draft.record.avoided - draft.num_devices.keys()
     if lost:  # should they come back, they are new machines
         draft.set(avoided=draft.record.avoided - lost)
     _grow_if_warm(draft)
@@ -170,6 +170,7 @@ def _ask(draft: Draft, nodes: Mapping[NodeId, Node], devices: frozenset[Device])
             running=running,
             lost=its_kinds,
             speeds=speeds,
+            measured=stage_times(draft),
             horizon_steps=HORIZON_S / (record.typical_step_s or 1.0) if running else 0.0,
         )
     )

@@ -16,6 +16,7 @@ from orchestrator.domain.protocol import CopiesSeen, HostOpened
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import Bench, a_spec
 from tests.checkpoints import PROFILE, Saves
+from worker.birth import Inherited
 from worker.checkpoint.shard import ShardWriter
 from worker.checkpoint.slot import Filler, Slot, create_slot, read_slot, table_of
 from worker.checkpoint.snapshot import Snapshot
@@ -33,7 +34,7 @@ def rank(tmp_path: Path) -> Iterator[tuple[Seat, PageWriter]]:
     """A rank's seat, and the page as the rank would have it."""
     seat, fds = open_seat(1, ME, Generation(1), "127.0.0.1", tmp_path)
     seat.pid = os.getpid()
-    writer = PageWriter(fds[2])
+    writer = PageWriter(Inherited(*fds).page)
     for fd in fds:
         os.close(fd)
     yield seat, writer

@@ -159,3 +159,11 @@ def test_a_remedy_is_taken_in_order_if_it_pays_for_itself() -> None:
 
 def test_only_changes_of_the_last_hour_count() -> None:
     assert recent((0.0, 100.0, 3700.0), 3800.0) == (3700.0,)
+
+
+def test_who_plans_anew_is_told_what_stages_were_seen_to_take() -> None:
+    one = Balanced().trains(8)
+    (seen,) = one.bench.add_node(9, 1).asked().measured
+    layers = one.bench.plan.pipelines[0].stages[0].last
+    assert (seen.tp, seen.first, seen.last) == (1, 0, layers)
+    assert abs(seen.seconds - LAYER_S * layers) < 1e-9

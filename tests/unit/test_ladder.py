@@ -73,6 +73,21 @@ def test_without_a_spare_what_is_warm_goes_on_and_says_what_that_costs() -> None
     assert HORIZON_S / 4 < price < HORIZON_S / 4 + 1 and "25% slower until a node comes" in found[Rung.REPLAN_WARM].why
 
 
+def test_a_rung_costs_what_its_plan_is_slower_not_what_it_has_fewer_devices() -> None:
+    seen = a_situation(missing=on(1), strength={Rung.REPLAN_WARM: 0.5, Rung.REPLAN_ALL: 0.5})
+    found = by_rung(seen)[Rung.REPLAN_WARM]
+    assert HORIZON_S / 2 < (found.price_s or 0) < HORIZON_S / 2 + 1 and "50% slower" in found.why
+    gone = by_rung(replace(seen, strength={Rung.REPLAN_WARM: None}))[Rung.REPLAN_WARM]
+    assert not gone.is_possible and "no plan fits the 6 warm devices" in gone.why
+
+
+def test_a_spare_that_slows_the_plan_down_loses_to_going_on_without_it() -> None:
+    seen = a_situation(missing=on(1), spares=dict([SPARE]))
+    assert taken(seen) is Rung.SPARE
+    slow = replace(seen, strength={Rung.SPARE: 0.4, Rung.REPLAN_WARM: 0.8})
+    assert taken(slow) is Rung.REPLAN_WARM and "60% slower" in by_rung(slow)[Rung.SPARE].why
+
+
 def test_where_an_idle_node_is_cold_the_job_trains_while_it_is_opened() -> None:
     """Waiting for the host with nothing training would cost four times as much."""
     cold = {a_device(7, 0), a_device(7, 1)}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+
+import pytest
 
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
@@ -20,9 +23,8 @@ def a_pair() -> tuple[Channel, Channel]:
 def test_everything_a_rank_says_comes_back_as_said() -> None:
     host, rank = a_pair()
     ready = RankReady(device=DEVICE, generation=Generation(2), phases={"form": 0.25})
-    vote = Passed(
-        generation=Generation(2), answer=Answer(step=Step(7), norm=0.1, losses=(1.5, 2.5), maxima=(0.1, 1e-30, 3.0))
-    )
+    answer = Answer(step=Step(7), norm=0.1, losses=(1.5, 2.5), maxima=(0.1, 1e-30, 3.0))
+    vote = Passed(generation=Generation(2), answer=answer, at=1790000000.123456, computed_s=0.1)
     raised = Raised(message="ValueError: no")
     rank.post(said_frame(ready))
     rank.post(passed_frame(vote))
@@ -57,7 +59,8 @@ def test_orders_queue_behind_a_rank_that_reads_nothing_and_arrive_whole() -> Non
 
 def test_droppable_frames_are_dropped_at_the_bound_and_others_never() -> None:
     host, rank = a_pair()
-    vote = passed_frame(Passed(generation=Generation(1), answer=Answer(step=Step(1), norm=0.0, losses=(1.0,) * 1024)))
+    answer = Answer(step=Step(1), norm=0.0, losses=(1.0,) * 1024)
+    vote = passed_frame(Passed(generation=Generation(1), answer=answer, at=0.0))
     for _ in range(3000):
         rank.post(vote, droppable=True)
     rank.post(said_frame(Raised(message="last words")))
@@ -70,6 +73,25 @@ def test_droppable_frames_are_dropped_at_the_bound_and_others_never() -> None:
     assert kinds[-1] == b"S"
     host.close()
     rank.close()
+
+
+def test_what_is_posted_quietly_rings_no_bell_and_is_read_before_what_rings_it() -> None:
+    ours, theirs = socket.socketpair()
+    bell = os.eventfd(0, os.EFD_NONBLOCK)
+    host, rank = Channel(ours), Channel(theirs, bell=bell)
+    vote = Passed(generation=Generation(2), answer=Answer(step=Step(7), norm=0.1, losses=(1.5,)), at=1.0)
+    rank.post(passed_frame(vote), quietly=True)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(bell)
+    raised = Raised(message="last words")
+    rank.post(said_frame(raised))
+    assert os.eventfd_read(bell) == 1
+    rank.post(passed_frame(vote), quietly=True)
+    rank.close()
+    frames, _ = host.receive()
+    assert [read_said(kind, body) for kind, body in frames] == [vote, raised, vote], "also where it has ended since"
+    host.close()
+    os.close(bell)
 
 
 def test_a_post_to_a_peer_that_is_gone_is_no_error() -> None:

@@ -143,3 +143,17 @@ async def test_what_says_little_alone_waits_for_company_but_not_long() -> None:
     await asyncio.sleep(0)
     outbox.add(finished(2), gathering=True)
     assert told(await waiting) == ["RankFinished"]
+
+
+@on_a_loop
+async def test_passed_steps_leave_at_the_next_tick_of_the_wall_clock_and_the_first_of_a_generation_before_it() -> None:
+    outbox = Outbox()
+    outbox.tick(1000.25)
+    passed(outbox, 1, 1)
+    assert told(await outbox.fetch(0, 600.0)) == [[1]]
+    passed(outbox, 1, 2)
+    outbox.tick(1000.45)
+    assert await outbox.fetch(1, 0) == ()
+    passed(outbox, 1, 3)
+    outbox.tick(1000.5)
+    assert told(await outbox.fetch(1, 0)) == [[2, 3]]

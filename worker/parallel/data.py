@@ -125,16 +125,17 @@ class DataAxis:
         for total, addends, layers in self._sums:
             self._gradients.complete(total, addends, layers)
 
-    def mirror(self) -> None:
-        """Afterwards the gradient of every mirrored interval is complete too, and this rank's are with its mirror."""
+    def mirror(self) -> Posted | None:
+        """Once waited for, the gradient of every mirrored interval is complete too, and this rank's are with its mirror."""
         holdings, session = self._holdings, self._session
         to, of, cut = session.mirror_of, session.mirrored, holdings.owned
         sends = [(to, holdings.gradient[:cut])] if to is not None and cut else []
         receives = [(of, holdings.gradient[cut:])] if of is not None and holdings.gradient.numel() > cut else []
-        if sends or receives:
-            posted = session.stream(sends, receives)
-            faultpoint("in_mirror")
-            posted.wait()
+        if not (sends or receives):
+            return None
+        posted = session.stream(sends, receives)
+        faultpoint("in_mirror")
+        return posted
 
     def gather(self) -> None:
         """Afterwards every compute parameter of this rank is its owner's master weight, rounded to compute dtype."""
