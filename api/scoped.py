@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from orchestrator.domain.access import Principal
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import NotFound
@@ -65,6 +66,9 @@ class ScopedDesk:
 
     async def cordons(self) -> tuple[Cordon, ...]:
         return await self._desk.cordons()
+
+    async def admissions(self) -> tuple[Admission, ...]:
+        return await self._desk.admissions()
 
     async def projects(self) -> tuple[Project, ...]:
         return tuple(one for one in await self._desk.projects() if self._principal.reaches(one.name))
