@@ -5,10 +5,10 @@ Several may run on one Redis. Configured by flags, the environment and a file: `
 
 from __future__ import annotations
 
-import asyncio
 from importlib.metadata import PackageNotFoundError, version
 
 import uvicorn
+import uvloop
 
 from api.app import create_app
 from api.config import Config, is_loopback
@@ -28,7 +28,8 @@ def main() -> None:
         raise SystemExit(
             f"api.host is {config.api.host}, where others can reach it, and nobody is asked who they are; use 127.0.0.1"
         )
-    asyncio.run(serve(config))
+    # Half the processor time of a list or a submission that asyncio and h11 take.
+    uvloop.run(serve(config))
 
 
 async def serve(config: Config) -> None:
@@ -36,6 +37,7 @@ async def serve(config: Config) -> None:
     app = create_app(desk, config.api_settings(_version()), ThreadForeseer(SubprocessProber()))
     served = uvicorn.Config(
         app,
+        http="httptools",
         host=config.api.host,
         port=config.api.port,
         lifespan="off",
