@@ -74,7 +74,8 @@ class Lookout:
                 line = {one.job: one for one in await self._desk.queue()}
                 self._jobs = {one.id: projections.summary(one, line.get(one.id)) for one in page.jobs}
                 held, cordons = await self._desk.quarantine(), await self._desk.cordons()
-                self._nodes = [projections.node(item, held, cordons) for item in await self._desk.nodes()]
+                admissions = await self._desk.admissions()
+                self._nodes = [projections.node(one, held, cordons, admissions) for one in await self._desk.nodes()]
                 self._looked_at = time.monotonic()
             return self._jobs, self._nodes
 

@@ -420,6 +420,12 @@ class NodeView(View):
     labels: dict[str, str]
     quarantine: tuple[QuarantineView, ...] = ()
     """Devices that were accused of wrong numbers; those not `released` are in no plan."""
+    admission: str = "unchecked"
+    """checking: it is not used before its check has come back; refused: nor after it; admitted: it is."""
+    admission_reason: str = ""
+    """Why it is being checked, or is refused."""
+    checked: str = ""
+    """What its last check tried, in words."""
     scheduling: str = "open"
     """cordoned: nothing new is placed there; draining: jobs leave it; drained: they have."""
     removed: bool = False

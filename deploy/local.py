@@ -174,14 +174,24 @@ def _until_ready(places: Places, url: str, num_nodes: int, began: float, say: Sa
             problem = str(body.get("detail", body)) if isinstance(body, dict) else str(body)
         else:
             _, listed = _get(f"{url}/api/v1/nodes")
-            seen = sum(1 for node in listed if node.get("status") == "UP") if isinstance(listed, list) else 0
-            if seen >= num_nodes:
+            seen, unknown = _looked_at(listed if isinstance(listed, list) else [], say)
+            if seen >= num_nodes and not unknown:
                 say(f"supervisor and API ready after {time.monotonic() - began:.1f} s: {url}")
                 return
-            problem = f"{seen} of {num_nodes} nodes are known to the supervisor"
+            problem = f"{seen} of {num_nodes} nodes are known to the supervisor and {unknown} are being checked"
         time.sleep(0.05)
     words = "; ".join(f"{name}: {places.last_words(name)}" for name in (KEEPER, SUPERVISOR, API))
     raise Unavailable(f"not ready after {READY_S:g} s: {problem}. Last words: {words}")
+
+
+def _looked_at(nodes: Sequence[Mapping[str, object]], say: Say) -> tuple[int, int]:
+    """How many nodes are up, and how many of them are being checked."""
+    here = [node for node in nodes if node.get("status") == "UP"]
+    unknown = sum(node.get("admission") not in ("admitted", "refused") for node in here)
+    for node in here if not unknown else ():
+        if node.get("admission") == "refused":
+            say(f"{node.get('id')} is refused: {node.get('admission_reason')}")
+    return len(here), unknown
 
 
 def _get(url: str) -> tuple[bool, object]:

@@ -68,7 +68,7 @@ async def serve(config: Config) -> None:
     )
     # The one that `everstep up` starts keeps its name, so that its successor need not wait for the lease.
     holder = config.supervisor.holder or f"{socket.gethostname()}:{state_dir}"
-    supervisor = Supervisor(world=world, root=str(state_dir), holder=holder)
+    supervisor = Supervisor(world=world, root=str(state_dir), holder=holder, checks=True)
     if config.supervisor.metrics_port is not None:
         metrics.serve(config.supervisor.metrics_host, config.supervisor.metrics_port, Places(state_dir))
     log.info("supervisor_started", pid=os.getpid(), ray=address)

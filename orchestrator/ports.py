@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .domain.admission import Admission, Checked
 from .domain.checkpoint import CheckpointRef
 from .domain.cluster import Node
 from .domain.cordon import Cordon
@@ -37,6 +38,8 @@ class Commit:
     """All that is held against any device, when it changed."""
     cordons: tuple[Cordon, ...] | None = None
     """All of them, when one changed."""
+    admissions: tuple[Admission, ...] | None = None
+    """Likewise."""
     projects: tuple[Project, ...] | None = None
     """All of them, when one changed."""
     queue: tuple[Waiting, ...] | None = None
@@ -46,7 +49,7 @@ class Commit:
 
     @property
     def is_empty(self) -> bool:
-        kept = (self.nodes, self.quarantine, self.cordons, self.projects, self.queue, self.cursor)
+        kept = (self.nodes, self.quarantine, self.cordons, self.projects, self.queue, self.admissions, self.cursor)
         return not (self.jobs or self.history or self.steps or any(one is not None for one in kept))
 
 
@@ -56,6 +59,7 @@ class Loaded:
     cursor: str
     quarantine: tuple[Quarantine, ...] = ()
     cordons: tuple[Cordon, ...] = ()
+    admissions: tuple[Admission, ...] = ()
     projects: tuple[Project, ...] = ()
 
 
@@ -125,6 +129,8 @@ class Desk(Protocol):
 
     async def cordons(self) -> tuple[Cordon, ...]: ...
 
+    async def admissions(self) -> tuple[Admission, ...]: ...
+
     async def projects(self) -> tuple[Project, ...]:
         """Those whose quota was ever set."""
         ...
@@ -188,6 +194,10 @@ class NodeProvider(Protocol):
 
     async def kill(self, node: NodeId) -> None:
         """End every process of the node at once, without warning. Raises NotFound."""
+        ...
+
+    async def check(self, node: NodeId, peer: NodeId | None) -> Checked:
+        """Whether the node is fit to be used, in a few seconds. Raises NotFound, Unavailable where nobody answers."""
         ...
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, NotFound, StaleTerm
@@ -53,6 +54,7 @@ class MemoryStore:
         self._nodes: tuple[Node, ...] = ()
         self._quarantine: tuple[Quarantine, ...] = ()
         self._cordons: tuple[Cordon, ...] = ()
+        self._admissions: tuple[Admission, ...] = ()
         self._projects: tuple[Project, ...] = ()
         self._queue: tuple[Waiting, ...] = ()
         self._commands: list[tuple[str, Command]] = []
@@ -88,6 +90,7 @@ class MemoryStore:
             cursor=self._cursor,
             quarantine=self._quarantine,
             cordons=self._cordons,
+            admissions=self._admissions,
             projects=self._projects,
         )
 
@@ -107,6 +110,8 @@ class MemoryStore:
             self._quarantine = commit.quarantine
         if commit.cordons is not None:
             self._cordons = commit.cordons
+        if commit.admissions is not None:
+            self._admissions = commit.admissions
         if commit.projects is not None:
             self._projects = commit.projects
         if commit.queue is not None:
@@ -173,6 +178,9 @@ class MemoryStore:
 
     async def cordons(self) -> tuple[Cordon, ...]:
         return self._cordons
+
+    async def admissions(self) -> tuple[Admission, ...]:
+        return self._admissions
 
     async def projects(self) -> tuple[Project, ...]:
         return self._projects

@@ -6,6 +6,7 @@ jobs, jobs:made         jobs by order of submission; how many there ever were
 jobs:open, jobs:done    taken up by a supervisor and not over; over for good
 nodes, cursor           the cluster as readers see it; the last command taken into account
 quarantine, cordons     what is held against devices; nodes that nothing new is placed on
+admissions              nodes that are being checked, are fit to be used, or are not
 projects, queue         quotas; who waits and why, as readers see it
 commands                stream: what users ask
 job:<id>                the record
@@ -34,6 +35,7 @@ NODES = PREFIX + "nodes"
 CURSOR = PREFIX + "cursor"
 QUARANTINE = PREFIX + "quarantine"
 CORDONS = PREFIX + "cordons"
+ADMISSIONS = PREFIX + "admissions"
 PROJECTS = PREFIX + "projects"
 QUEUE = PREFIX + "queue"
 COMMANDS = PREFIX + "commands"
@@ -61,7 +63,7 @@ local PREFIX = '{PREFIX}'
 local TERM, LEASE, COMMITS, APPLIED = PREFIX..'term', PREFIX..'lease', PREFIX..'commits', PREFIX..'applied'
 local JOBS, JOBS_MADE, JOBS_OPEN, JOBS_DONE = PREFIX..'jobs', PREFIX..'jobs:made', PREFIX..'jobs:open', PREFIX..'jobs:done'
 local NODES, CURSOR, COMMANDS = PREFIX..'nodes', PREFIX..'cursor', PREFIX..'commands'
-local QUARANTINE, CORDONS = PREFIX..'quarantine', PREFIX..'cordons'
+local QUARANTINE, CORDONS, ADMISSIONS = PREFIX..'quarantine', PREFIX..'cordons', PREFIX..'admissions'
 local PROJECTS, QUEUE = PREFIX..'projects', PREFIX..'queue'
 local function job_key(id) return PREFIX..'job:'..id end
 local function ids_key(id) return job_key(id)..':ids' end

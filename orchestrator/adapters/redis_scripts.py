@@ -59,8 +59,8 @@ LOAD = (
 local open = redis.call('SMEMBERS', JOBS_OPEN)
 local records = {}
 for i, id in ipairs(open) do records[i] = redis.call('GET', job_key(id)) end
-return {redis.call('GET', CURSOR) or '0', records, redis.call('GET', QUARANTINE) or '', redis.call('GET', CORDONS) or '',
-  redis.call('GET', PROJECTS) or ''}
+local function kept(key) return redis.call('GET', key) or '' end
+return {redis.call('GET', CURSOR) or '0', records, kept(QUARANTINE), kept(CORDONS), kept(PROJECTS), kept(ADMISSIONS)}
 """
 )
 
@@ -69,7 +69,7 @@ COMMIT = (
     + _APPEND
     + """
 -- term, sequence, nodes, cursor, number of jobs, (id, is terminal, record)...,
--- number of entries, (id, kind, cap, entry)..., quarantine, cordons, projects, queue
+-- number of entries, (id, kind, cap, entry)..., quarantine, cordons, projects, queue, admissions
 local term, sequence = ARGV[1], tonumber(ARGV[2])
 local newest = redis.call('GET', TERM) or '0'
 if term ~= newest then return {'STALE', newest} end
@@ -103,6 +103,7 @@ if ARGV[at] ~= '' then redis.call('SET', QUARANTINE, ARGV[at]) end
 if ARGV[at + 1] ~= '' then redis.call('SET', CORDONS, ARGV[at + 1]) end
 if ARGV[at + 2] ~= '' then redis.call('SET', PROJECTS, ARGV[at + 2]) end
 if ARGV[at + 3] ~= '' then redis.call('SET', QUEUE, ARGV[at + 3]) end
+if ARGV[at + 4] ~= '' then redis.call('SET', ADMISSIONS, ARGV[at + 4]) end
 if ARGV[3] ~= '' then redis.call('SET', NODES, ARGV[3]) end
 if ARGV[4] ~= '' then
   redis.call('SET', CURSOR, ARGV[4])

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from orchestrator.domain import codec
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, StaleTerm, Unavailable
 from orchestrator.domain.events import Command, HistoryEntry, StepRecord
@@ -66,7 +67,8 @@ class RedisStore:
 
         After a commit that ended Unavailable, take a new term first: that fences the old write if it is still on its way.
         """
-        cursor, records, quarantine, cordons, projects = await self._clients.run(self._clients.reads, scripts.LOAD)
+        cursor, records, *kept = await self._clients.run(self._clients.reads, scripts.LOAD)
+        quarantine, cordons, projects, admissions = kept
         jobs = [_record(data) for data in records if data]
         jobs.sort(key=lambda record: (record.created_at, record.id))
         return Loaded(
@@ -74,6 +76,7 @@ class RedisStore:
             cursor=text(cursor),
             quarantine=decode_quarantine(quarantine),
             cordons=decode_cordons(cordons),
+            admissions=decode_admissions(admissions),
             projects=decode_projects(projects),
         )
 
@@ -124,6 +127,7 @@ class RedisStore:
         yield b"" if commit.cordons is None else codec.dumps(commit.cordons)
         yield b"" if commit.projects is None else codec.dumps(commit.projects)
         yield b"" if commit.queue is None else codec.dumps(commit.queue)
+        yield b"" if commit.admissions is None else codec.dumps(commit.admissions)
 
 
 def in_order(commit: Commit) -> list[HistoryEntry | StepRecord]:
@@ -146,6 +150,10 @@ def decode_projects(data: bytes | str | None) -> tuple[Project, ...]:
 
 def decode_queue(data: bytes | str | None) -> tuple[Waiting, ...]:
     return tuple(codec.decode(tuple[Waiting, ...], json.loads(data))) if data else ()
+
+
+def decode_admissions(data: bytes | str | None) -> tuple[Admission, ...]:
+    return tuple(codec.decode(tuple[Admission, ...], json.loads(data))) if data else ()
 
 
 def _command(data: bytes) -> Command:

@@ -89,6 +89,8 @@ class Fault:
     devices: tuple[Device, ...] = ()
     signature: str = ""
     is_external: bool = False
+    node: NodeId | None = None
+    """Where a whole host is what failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

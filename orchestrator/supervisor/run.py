@@ -43,7 +43,10 @@ class LeaseLost(EverstepError):
 
 
 class Supervisor:
-    def __init__(self, *, world: World, root: str, holder: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, *, world: World, root: str, holder: str, clock: Callable[[], float] = time.time, checks: bool = False
+    ) -> None:
+        """checks: nodes are checked before they are used."""
         self._world = world
         self._root = root
         self._holder = holder
@@ -56,7 +59,8 @@ class Supervisor:
         """Of jobs, and of the cluster: when they ring, on the monotonic clock."""
         self._hands = Hands(world, lambda one: self._tell(one, urgent=True))
         self._term = Term(0)
-        self._state = State(root=root)
+        self._checks = checks
+        self._state = State(root=root, checks=checks)
         self._unsaved = Unsaved()
 
     async def serve(self) -> None:
@@ -69,6 +73,8 @@ class Supervisor:
             root=self._root,
             quarantine={one.device: one for one in loaded.quarantine},
             cordons={one.node: one for one in loaded.cordons},
+            admissions={one.node: one for one in loaded.admissions},
+            checks=self._checks,
             projects={one.name: one for one in loaded.projects},
         )
         try:
@@ -106,7 +112,8 @@ class Supervisor:
             for loose in stepped.loose:
                 self._hands.provide(loose)
             self._set_timers(stepped)
-            self._set_timers_of(None, instants(self._state.cordons, self._state.jobs.values(), now))
+            awaited = instants(self._state.cordons, self._state.jobs.values(), now, self._state.admissions)
+            self._set_timers_of(None, awaited)
 
     async def _wait_for_news(self) -> bool:
         """Urgent news at once, routine news after a moment, deadlines when they come.

@@ -27,6 +27,7 @@ from orchestrator.domain.quarantine import Quarantine, Standing
 from orchestrator.domain.queue import Project, Waiting, WaitReason
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
 from orchestrator.ports import Commit, Desk, Gap, StateStore
+from tests.admitted import ADMISSIONS
 
 pytestmark = pytest.mark.timeout(120)
 CAP = 100
@@ -191,6 +192,18 @@ async def test_lease_that_ran_out_unclaimed_can_be_renewed(kind: Kind) -> None:
 
 
 # --- commits --------------------------------------------------------------------------------------------------------------
+
+
+@running
+async def test_admissions_are_kept_until_others_are_committed(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    assert (await desk.admissions(), (await store.load()).admissions) == ((), ())
+    await store.commit(term, Commit(admissions=ADMISSIONS))
+    await store.commit(term, Commit(jobs={A: a_job()}))
+    assert await desk.admissions() == (await store.load()).admissions == ADMISSIONS
+    await store.commit(term, Commit(admissions=()))
+    assert await desk.admissions() == ()
 
 
 @running

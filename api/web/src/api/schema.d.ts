@@ -442,7 +442,7 @@ export interface paths {
         put?: never;
         /**
          * Release Node
-         * @description An operator vouches for a node: its devices may be planned with again, and their strikes are forgotten.
+         * @description An operator vouches for a node: strikes are forgotten, its devices may be planned with, and it is checked at once.
          */
         post: operations["release_node"];
         delete?: never;
@@ -1592,6 +1592,21 @@ export interface components {
         NodeView: {
             /** Address */
             address: string;
+            /**
+             * Admission
+             * @default unchecked
+             */
+            admission: string;
+            /**
+             * Admission Reason
+             * @default
+             */
+            admission_reason: string;
+            /**
+             * Checked
+             * @default
+             */
+            checked: string;
             /** Deadline */
             deadline: string | null;
             /** Id */
