@@ -168,7 +168,7 @@ class Reader:
     repeats: int = 0
     lags: list[float] = field(default_factory=list)
     came_at: float = 0.0
-    """Wall clock of its latest connection: what was written before that is caught up with, and its lag is not the server's."""
+    """Wall clock of its latest connection; what was written before that is caught up with."""
 
     def hear(self, id: str, step: int | None, at: float) -> None:
         number = int(id)

@@ -149,7 +149,7 @@ class JobSpec:
     priority: int = 0
     """Jobs of a higher one come first in the queue, and take devices from running ones of a lower one."""
     project: str = "default"
-    """Whose quota its devices count against."""
+    """Whose quota its devices count against; tokens may be limited to projects."""
     start_by_s: float = 0.0
     """It fails where it has not begun to train so long after it was submitted; 0: it waits for ever."""
     max_runtime_s: float = 0.0
