@@ -79,7 +79,7 @@ OPEN = frozenset({"healthz", "readyz", "sign_in"})
 """Routes that ask nobody who they are."""
 
 
-def get_principal(request: Request) -> Principal:
+async def get_principal(request: Request) -> Principal:
     found: Principal = request.state.principal
     return found
 

@@ -26,12 +26,8 @@ from .settings import ApiSettings
 Model = TypeVar("Model", bound=schemas.Request)
 
 
-<<<<<<< HEAD
-async def get_desk(request: Request) -> Desk:
-=======
 async def get_desk(request: Request) -> Desk:
     """As whoever asks sees it."""
->>>>>>> main
     desk: Desk = request.app.state.desk
     principal: Principal | None = request.state.principal
     return ScopedDesk(desk, principal) if principal is not None and principal.projects else desk
