@@ -79,12 +79,12 @@ OPEN = frozenset({"healthz", "readyz", "sign_in"})
 """Routes that ask nobody who they are."""
 
 
-async def get_principal(request: Request) -> Principal:
+def get_principal(request: Request) -> Principal:
     found: Principal = request.state.principal
     return found
 
 
-def authorize(request: Request) -> None:
+async def authorize(request: Request) -> None:
     """Raises Problem (403). Who asks is known by now: the doorman has seen to it."""
     name = request.scope["route"].name
     if name in OPEN:

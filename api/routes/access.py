@@ -25,14 +25,14 @@ TokenBody = Annotated[shapes.TokenRequest, Depends(body_of(shapes.TokenRequest))
 SignInBody = Annotated[shapes.SignInRequest, Depends(body_of(shapes.SignInRequest))]
 
 
-async def get_keyring(request: Request) -> Keyring:
+def get_keyring(request: Request) -> Keyring:
     found: Keyring | None = request.app.state.keyring
     if found is None:
         raise Problem(409, "auth-off", "this server was started without auth, so it has no tokens; start it with auth")
     return found
 
 
-async def get_identities(request: Request) -> Identities:
+def get_identities(request: Request) -> Identities:
     get_keyring(request)
     found: Identities = request.app.state.identities
     return found
