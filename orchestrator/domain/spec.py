@@ -28,6 +28,10 @@ class DataSpec:
     """The field of each .jsonl record that holds the text."""
 
 
+MAX_MICRO_BATCHES = 4096
+"""Of a step: the loss of each is kept on every rank's page, told with every step, and written with a job's record."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
     """The mathematics. A step is micro_batches x micro_batch_size sequences of `sequence` tokens, whatever the plan."""
