@@ -1617,6 +1617,11 @@ export interface components {
          * @description One line of a list of jobs.
          */
         JobSummary: {
+            /**
+             * Archived At
+             * @default null
+             */
+            archived_at: string | null;
             /** Created At */
             created_at: string;
             /** Finished At */
@@ -1667,6 +1672,11 @@ export interface components {
         };
         /** JobView */
         JobView: {
+            /**
+             * Archived At
+             * @default null
+             */
+            archived_at: string | null;
             /**
              * At Risk
              * @default
