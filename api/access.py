@@ -46,7 +46,8 @@ NEEDS: Mapping[str, Need] = {
     "metrics": READ,
     "logs": READ,
     "list_faults": READ,
-    "plan": ACT,  # imports the program that the body names
+    "plan": ACT,  # imports the program that the body names,
+    "validate": ACT,  # and so does this
     "live": READ,
     "get_queue": READ,
     "list_projects": READ,
