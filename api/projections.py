@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.codec import KIND, decode, encode
@@ -157,8 +158,14 @@ def gap(id: str, item: Gap) -> views.GapView:
     return views.GapView(id=id, resumes_at=item.resumes_at)
 
 
-def node(item: Node, quarantine: Iterable[Quarantine] = (), cordons: Iterable[Cordon] = ()) -> views.NodeView:
-    """quarantine, cordons: of the whole cluster."""
+def node(
+    item: Node,
+    quarantine: Iterable[Quarantine] = (),
+    cordons: Iterable[Cordon] = (),
+    admissions: Iterable[Admission] = (),
+) -> views.NodeView:
+    """quarantine, cordons, admissions: of the whole cluster."""
+    admission = next((one for one in admissions if one.node == item.id), None)
     cordon = next((one for one in cordons if one.node == item.id), None)
     return views.NodeView(
         id=item.id,
@@ -168,6 +175,9 @@ def node(item: Node, quarantine: Iterable[Quarantine] = (), cordons: Iterable[Co
         address=item.address,
         labels=dict(item.labels),
         quarantine=tuple(_quarantine(one) for one in quarantine if one.device.node == item.id),
+        admission=admission.standing.value if admission else "unchecked",
+        admission_reason=admission.why if admission else "",
+        checked=admission.said if admission else "",
         scheduling=_scheduling(cordon),
         removed=cordon is not None and cordon.removes,
         deadline=instant(cordon.deadline) if cordon and cordon.deadline is not None else None,
@@ -230,6 +240,7 @@ def _summary(record: JobRecord, line: Waiting | None) -> dict[str, object]:
         "reason": _reason(record, line),
         "priority": record.priority,
         "project": record.spec.project,
+        "archived_at": instant(record.archived_at) if record.archived_at is not None else None,
         "waiting": waiting(line) if line is not None and isinstance(record.state, Probing | Queued) else None,
         "generation": record.generation,
         "step": record.committed,

@@ -273,6 +273,8 @@ class JobSummary(View):
     project: str = "default"
     waiting: WaitingView | None = None
     """Its place in the queue, while it waits for devices."""
+    archived_at: Instant | None = None
+    """Since when its history, steps and logs are gone."""
     created_at: Instant
     started_at: Instant | None
     finished_at: Instant | None
@@ -420,6 +422,12 @@ class NodeView(View):
     labels: dict[str, str]
     quarantine: tuple[QuarantineView, ...] = ()
     """Devices that were accused of wrong numbers; those not `released` are in no plan."""
+    admission: str = "unchecked"
+    """checking: it is not used before its check has come back; refused: nor after it; admitted: it is."""
+    admission_reason: str = ""
+    """Why it is being checked, or is refused."""
+    checked: str = ""
+    """What its last check tried, in words."""
     scheduling: str = "open"
     """cordoned: nothing new is placed there; draining: jobs leave it; drained: they have."""
     removed: bool = False

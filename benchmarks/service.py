@@ -14,9 +14,11 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from deploy.owner import own_token
 from orchestrator.adapters.embedded_redis import EmbeddedRedis, free_port
 from orchestrator.adapters.processes import ProcessId, wait_for_end
 from orchestrator.adapters.redis_store import RedisStore
@@ -52,10 +54,10 @@ class Service:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @property
+    @cached_property
     def headers(self) -> Mapping[str, str]:
         """What every request carries."""
-        return {}
+        return {"Authorization": f"Bearer {own_token(self.state_dir)}"}
 
     def connection(self, timeout_s: float = 10.0) -> Connection:
         return Connection(self.port, self.headers, timeout_s)

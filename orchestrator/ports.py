@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .domain.access import AuditEntry, Token
+from .domain.admission import Admission, Checked
+from .domain.attic import Retention, Retired
 from .domain.checkpoint import CheckpointRef
 from .domain.cluster import Node
 from .domain.cordon import Cordon
@@ -37,6 +40,8 @@ class Commit:
     """All that is held against any device, when it changed."""
     cordons: tuple[Cordon, ...] | None = None
     """All of them, when one changed."""
+    admissions: tuple[Admission, ...] | None = None
+    """Likewise."""
     projects: tuple[Project, ...] | None = None
     """All of them, when one changed."""
     queue: tuple[Waiting, ...] | None = None
@@ -46,7 +51,7 @@ class Commit:
 
     @property
     def is_empty(self) -> bool:
-        kept = (self.nodes, self.quarantine, self.cordons, self.projects, self.queue, self.cursor)
+        kept = (self.nodes, self.quarantine, self.cordons, self.projects, self.queue, self.admissions, self.cursor)
         return not (self.jobs or self.history or self.steps or any(one is not None for one in kept))
 
 
@@ -56,6 +61,7 @@ class Loaded:
     cursor: str
     quarantine: tuple[Quarantine, ...] = ()
     cordons: tuple[Cordon, ...] = ()
+    admissions: tuple[Admission, ...] = ()
     projects: tuple[Project, ...] = ()
 
 
@@ -78,6 +84,13 @@ class StateStore(Protocol):
         """Raises StaleTerm, and Unavailable when the store cannot be written (nothing was, or it is safe to repeat).
 
         A terminal job is never overwritten: such a write is refused whole with Conflict.
+        """
+        ...
+
+    async def retire(self, term: Term, now: float, retention: Retention) -> Retired:
+        """Archive and forget finished jobs whose time has come, some at a time. now: wall clock.
+
+        Raises StaleTerm, Unavailable.
         """
         ...
 
@@ -125,6 +138,8 @@ class Desk(Protocol):
 
     async def cordons(self) -> tuple[Cordon, ...]: ...
 
+    async def admissions(self) -> tuple[Admission, ...]: ...
+
     async def projects(self) -> tuple[Project, ...]:
         """Those whose quota was ever set."""
         ...
@@ -143,6 +158,49 @@ class Desk(Protocol):
 
     async def health(self) -> dict[str, str]:
         """Name of each check -> "ok" or what is wrong, in words."""
+        ...
+
+
+class Keyring(Protocol):
+    """Who may speak to the API, and what they asked for. Only hashes of what people hold are ever given to it.
+
+    Every method raises Unavailable where the store does not answer.
+    """
+
+    async def add_token(self, token: Token) -> None:
+        """Raises Conflict where there are too many."""
+        ...
+
+    async def tokens(self) -> tuple[tuple[Token, float | None], ...]:
+        """Oldest first, those revoked lately included; each with the instant it was used last."""
+        ...
+
+    async def token(self, id: str) -> Token | None: ...
+
+    async def token_with(self, digest: str) -> Token | None:
+        """Revoked and expired ones too."""
+        ...
+
+    async def revoke(self, id: str, at: float) -> Token:
+        """Raises NotFound; twice is no error."""
+        ...
+
+    async def note_use(self, id: str, at: float) -> None: ...
+
+    async def add_pass(self, kind: str, digest: str, holder: str, ttl_s: int) -> None:
+        """Let whoever shows what hashes to `digest` be `holder` for so long. kind: session, code."""
+        ...
+
+    async def pass_of(self, kind: str, digest: str, *, once: bool = False) -> str | None:
+        """Its holder; with `once` it is good for nobody after this."""
+        ...
+
+    async def end_pass(self, kind: str, digest: str) -> None: ...
+
+    async def record(self, entry: AuditEntry) -> None: ...
+
+    async def audit(self, limit: int, before: str | None) -> tuple[tuple[str, AuditEntry], ...]:
+        """Newest first, older than the entry with id `before`."""
         ...
 
 
@@ -188,6 +246,10 @@ class NodeProvider(Protocol):
 
     async def kill(self, node: NodeId) -> None:
         """End every process of the node at once, without warning. Raises NotFound."""
+        ...
+
+    async def check(self, node: NodeId, peer: NodeId | None) -> Checked:
+        """Whether the node is fit to be used, in a few seconds. Raises NotFound, Unavailable where nobody answers."""
         ...
 
 

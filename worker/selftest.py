@@ -5,12 +5,14 @@
     memory    patterns written, left, and read again
 
 Each answer comes from another formula than the question, so that one wrong unit does not agree with itself.
-`python -m worker.selftest INDEX` prints {"passed": ..., "message": ...}. It knows nothing of jobs, and of why it is asked.
+`python -m worker.selftest INDEX` prints {"passed": ..., "message": ..., "tflops": ...}. It knows nothing of jobs, nor of
+why it is asked.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ ROUNDS = 6
 SIZE = 256
 """Rows and columns; SIZE * LIMIT**2 is below 2**24, so every partial sum is exact in fp32, in any order."""
 LIMIT = 127
+LARGE = 4096
 ELEMENTS = 1 << 18
 MEMORY_BYTES = 64 << 20
 _PATTERNS = (0, -1, 0x55555555, -0x55555556)
@@ -55,6 +58,20 @@ def examine(
     return tuple(dict.fromkeys(wrong))
 
 
+def rate(device: torch.device) -> float:
+    """TFLOP/s of a large product in bf16 on an accelerator: the best of a few, since the first ones wake it up."""
+    a, b = (torch.randn(LARGE, LARGE, dtype=torch.bfloat16, device=device) for _ in range(2))
+    best_s = math.inf
+    for _ in range(ROUNDS):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record()
+        torch.matmul(a, b)
+        ended.record()
+        ended.synchronize()
+        best_s = min(best_s, began.elapsed_time(ended) / 1e3)
+    return 2 * LARGE**3 / best_s / 1e12
+
+
 def main() -> None:
     index = int(sys.argv[1])
     device = device_of("cuda" if torch.cuda.is_available() else "cpu", index)
@@ -66,7 +83,8 @@ def main() -> None:
     tried = f"{ROUNDS} rounds of known answers and {MEMORY_BYTES >> 20} MiB of patterns"
     on = "" if isinstance(device, CudaDevice) else " on the processor"
     message = "; ".join(wrong) if wrong else f"passed {tried}{on}"
-    print(json.dumps({"passed": not wrong, "message": message}), flush=True)
+    tflops = rate(device.torch_device) if isinstance(device, CudaDevice) and not wrong else 0.0
+    print(json.dumps({"passed": not wrong, "message": message, "tflops": tflops}), flush=True)
 
 
 def _matmul(device: torch.device, tested: Arithmetic, generator: torch.Generator) -> Iterator[str]:

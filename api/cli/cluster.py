@@ -57,7 +57,11 @@ def nodes(ctx: typer.Context, as_json: AsJson = False) -> None:
         out().print(render.nodes_table(found))
         for line in render.kept_out(found):
             out().print(line)
-        held = [node.id for node in found if any(one.standing == "held" for one in node.quarantine)]
+        held = [
+            node.id
+            for node in found
+            if any(one.standing == "held" for one in node.quarantine) or node.admission == "refused"
+        ]
         if held:
             hint([f"everstep nodes release {name}" for name in held])
 

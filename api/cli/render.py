@@ -81,6 +81,8 @@ def jobs_table(jobs: Sequence[JobSummary]) -> Table:
 
 
 def _standing(job: JobSummary) -> Text:
+    if job.archived_at is not None:
+        return Text.assemble(status(job.status), (" archived", "dim"))
     if job.waiting is None:
         return status(job.status)
     return Text.assemble(status(job.status), (f" #{job.waiting.position} {job.waiting.reason}", "dim"))
@@ -89,7 +91,7 @@ def _standing(job: JobSummary) -> Text:
 def nodes_table(nodes: Sequence[NodeView]) -> Table:
     table = _table()
     are_labelled = any(node.labels for node in nodes)
-    are_cordoned = any(node.scheduling != "open" for node in nodes)
+    are_cordoned = any(_scheduling(node).plain != "open" for node in nodes)
     extra = [*(["SCHEDULING"] if are_cordoned else []), *(["LABELS"] if are_labelled else [])]
     for name in ("NODE", "KIND", "DEVICES", "STATUS", "ADDRESS", *extra):
         table.add_column(name, justify="right" if name == "DEVICES" else "left", no_wrap=True)
@@ -108,15 +110,22 @@ def nodes_table(nodes: Sequence[NodeView]) -> Table:
 
 
 def _scheduling(node: NodeView) -> Text:
+    if node.admission in ("checking", "refused") and node.scheduling == "open":
+        return Text(node.admission, "yellow")
     goes = ", then goes" if node.removed else ""
     by = f" by {node.deadline:%H:%M:%S}" if node.deadline else ""
     return Text(f"{node.scheduling}{goes}{by}", "dim" if node.scheduling == "open" else "yellow")
 
 
 def kept_out(nodes: Sequence[NodeView]) -> list[Text]:
-    """A line for each device that no plan may use."""
+    """A line for each node and device that no plan may use."""
     until = {"testing": "until its self-test has passed", "held": "until you release it"}
-    return [
+    refused = [
+        Text(f"{node.id} is refused: {node.admission_reason}{f' ({node.checked})' if node.checked else ''}", "yellow")
+        for node in nodes
+        if node.admission == "refused"
+    ]
+    return refused + [
         Text(
             f"{one.device} is kept out {until[one.standing]}: {one.reason}{f' ({one.said})' if one.said else ''}", "yellow"
         )
@@ -163,6 +172,8 @@ def _facts(job: JobView) -> Table:
     if job.size.target or job.size.max_devices:
         most = f"{job.size.min_devices} to {job.size.max_devices or 'any number of'} devices"
         table.add_row("size", f"{most}, {job.size.target} wanted" if job.size.target else most)
+    if job.archived_at is not None:
+        table.add_row("archived", f"{when(job.archived_at)}: its history, steps and logs are gone")
     if job.waiting is not None:
         place = f"number {job.waiting.position} ({job.waiting.reason})"
         table.add_row("queue", f"{place}, needs {job.waiting.least} devices")

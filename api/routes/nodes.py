@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
+from orchestrator.domain.admission import Admittance
 from orchestrator.domain.events import CordonRequested, NodeRequested, ReleaseRequested, UncordonRequested
 from orchestrator.domain.ids import NodeId
 from orchestrator.ports import Desk
@@ -23,8 +24,8 @@ TheNode = Annotated[str, Path(max_length=255)]
 
 @router.get("/nodes")
 async def list_nodes(desk: TheDesk) -> list[views.NodeView]:
-    held, cordons = await desk.quarantine(), await desk.cordons()
-    return [projections.node(item, held, cordons) for item in await desk.nodes()]
+    held, cordons, admissions = await desk.quarantine(), await desk.cordons(), await desk.admissions()
+    return [projections.node(item, held, cordons, admissions) for item in await desk.nodes()]
 
 
 @router.post("/nodes", status_code=202, openapi_extra=document(AddNodeRequest))
@@ -79,12 +80,15 @@ async def remove_node(
 
 @router.post("/nodes/{node}:release", status_code=202)
 async def release_node(desk: TheDesk, node: TheNode) -> views.AcceptedView:
-    """An operator vouches for a node: its devices may be planned with again, and their strikes are forgotten."""
+    """An operator vouches for a node: strikes are forgotten, its devices may be planned with, and it is checked at once."""
     held = [one for one in await desk.quarantine() if one.device.node == node]
-    if not held:
+    is_refused = any(one.node == node and one.standing is Admittance.REFUSED for one in await desk.admissions())
+    if not held and not is_refused:
         await _require_known(desk, node)
-        raise conflict(f"nothing is held against any device of {node}")
+        raise conflict(f"nothing is held against {node} or any device of it")
     command = await desk.command(ReleaseRequested(node=NodeId(node)))
+    if is_refused:
+        return views.AcceptedView(id=command, message=f"{node} is checked again, and used where nothing is wrong")
     devices = ", ".join(str(one.device) for one in held)
     return views.AcceptedView(id=command, message=f"{devices} may be used again")
 

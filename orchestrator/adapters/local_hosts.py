@@ -6,15 +6,21 @@ For tests and benchmarks of everything but Ray; what a host does is not faked.
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 
+from orchestrator.domain.admission import Checked
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import NotFound
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.protocol import CloseHost, Envelope, HostMessage, OpenHost
 from orchestrator.ports import HostGone
 from worker.host import Host
+from worker.nodecheck import CheckOrder
+
+from .checking import run_check
 
 
 class LocalHosts:
@@ -68,6 +74,11 @@ class LocalHosts:
             if at == node:
                 del self._hosts[job, at]
                 await host.handle(Term(1 << 62), EffectId("killed"), CloseHost())
+
+    async def check(self, node: NodeId, peer: NodeId | None) -> Checked:
+        with tempfile.TemporaryDirectory() as folder:
+            order = CheckOrder(num_devices=self._nodes[node].num_devices, folder=folder)
+            return await run_check(order, (), os.environ)
 
     def _end(self, job: JobId, node: NodeId) -> None:
         """A host dies on purpose: its ranks die with it, and nothing more is heard of it."""

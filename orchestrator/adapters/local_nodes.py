@@ -15,14 +15,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.domain import codec
+from orchestrator.domain.admission import Checked
 from orchestrator.domain.errors import EverstepError, NotFound, Unavailable
 from orchestrator.domain.ids import NodeId
+from worker.nodecheck import CheckOrder, Meeting
 
-from . import ray_environment, ray_node
+from . import checking, ray_environment, ray_node
+from .checking import PeerUnavailable
 from .embedded_redis import forget, free_port
 from .processes import ProcessId, end, exclusively, identify, marked, write_private
 from .ray_environment import CLUSTER_MARK, NODE_MARK
@@ -56,6 +60,8 @@ class KnownNode:
     num_devices: int
     raylet: ProcessId
     labels: Mapping[str, str] = field(default_factory=dict)
+    address: str = LOOPBACK
+    prefix: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +79,7 @@ class Registry:
 
 
 class LocalNodes:
-    """Blocking methods are for a start and a stop; `add` and `kill` are the NodeProvider's."""
+    """Blocking methods are for a start and a stop; `add`, `kill` and `check` are the NodeProvider's."""
 
     def __init__(self, state_dir: Path) -> None:
         self.environment = ray_environment.for_state_dir(state_dir)
@@ -170,6 +176,32 @@ class LocalNodes:
     async def kill(self, node: NodeId) -> None:
         await asyncio.to_thread(self.kill_now, node)
 
+    async def check(self, node: NodeId, peer: NodeId | None) -> Checked:
+        if peer is None:
+            return await self.check_with(node, None)
+        try:
+            async with self.peer(peer) as meeting:
+                return await self.check_with(node, meeting)
+        except PeerUnavailable as error:
+            return await self.check_with(node, None, alone=str(error))
+
+    def knows(self, node: NodeId) -> bool:
+        """Without waiting for one that is being started."""
+        return node in self.registry().nodes
+
+    def peer(self, node: NodeId) -> AbstractAsyncContextManager[Meeting]:
+        """That node, waiting for one meeting with another. Raises PeerUnavailable."""
+        try:
+            known = self._known(node)
+        except NotFound as error:
+            raise PeerUnavailable(str(error)) from error
+        return checking.peer(node, known.address, known.prefix, self.environment.variables(os.environ, node))
+
+    async def check_with(self, node: NodeId, meeting: Meeting | None, alone: str = "there is no other node") -> Checked:
+        known = await asyncio.to_thread(self._known, node)
+        order = CheckOrder(num_devices=known.num_devices, folder=str(self._path.parent), meeting=meeting, alone=alone)
+        return await checking.run_check(order, known.prefix, self.environment.variables(os.environ, node))
+
     def add_now(self, spec: NodeSpec) -> NodeId:
         """Waits for a head that is being started again. Raises Unavailable."""
         registry = self.registry()
@@ -179,11 +211,7 @@ class LocalNodes:
         return self._launch(registry, [spec], None)[0]
 
     def kill_now(self, node: NodeId) -> None:
-        if node not in self.registry().nodes:
-            with exclusively(self._lock):  # Ray may show a node a moment before whoever starts it has written it down
-                known = self.registry().nodes
-            if node not in known:
-                raise NotFound(f"there is no node {node}; list the nodes to see what there is")
+        self._known(node)
         deadline = time.monotonic() + _KILL_S
         while found := self._processes(node):
             end(found, grace_s=0)
@@ -214,7 +242,12 @@ class LocalNodes:
             started = self._run(order)
             nodes = {
                 NodeId(one.name): KnownNode(
-                    kind=one.kind, num_devices=one.num_devices, raylet=started[one.name].process, labels=one.labels
+                    kind=one.kind,
+                    num_devices=one.num_devices,
+                    raylet=started[one.name].process,
+                    labels=one.labels,
+                    address=one.address,
+                    prefix=one.prefix,
                 )
                 for one in orders
             }
@@ -231,6 +264,16 @@ class LocalNodes:
                 )
                 self._change(lambda _: first)
         return list(nodes)
+
+    def _known(self, node: NodeId) -> KnownNode:
+        """Raises NotFound."""
+        known = self.registry().nodes
+        if node not in known:
+            with exclusively(self._lock):  # Ray may show a node a moment before whoever starts it has written it down
+                known = self.registry().nodes
+        if node not in known:
+            raise NotFound(f"there is no node {node}; list the nodes to see what there is")
+        return known[node]
 
     def _change(self, change: Callable[[Registry], Registry]) -> None:
         with exclusively(self._writing):

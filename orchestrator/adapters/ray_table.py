@@ -62,6 +62,7 @@ def _raylet(row: Mapping[str, Any]) -> Raylet:
         status=NodeStatus.UP if row["Alive"] else NodeStatus.LOST,
         address=row["NodeManagerAddress"],
         labels=own_labels(labels),
+        life=row["NodeID"],
     )
     return Raylet(row["NodeID"], node, int(row["NodeManagerPort"]))
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from orchestrator.domain import codec
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, EverstepError, NotFound, Refused, Unavailable
@@ -26,7 +27,14 @@ from orchestrator.ports import Gap, Page
 from . import redis_keys as keys
 from . import redis_scripts as scripts
 from .redis_clients import BLOCK_S, RedisAddress, RedisClients, status, text, unavailable
-from .redis_store import HISTORY_CAP, decode_cordons, decode_projects, decode_quarantine, decode_queue
+from .redis_store import (
+    HISTORY_CAP,
+    decode_admissions,
+    decode_cordons,
+    decode_projects,
+    decode_quarantine,
+    decode_queue,
+)
 from .redis_tail import Tails
 
 KEY_TTL_S = 24 * 3600
@@ -115,6 +123,10 @@ class RedisDesk:
     async def cordons(self) -> tuple[Cordon, ...]:
         with unavailable(self._clients.address):
             return decode_cordons(await self._clients.reads.get(keys.CORDONS))
+
+    async def admissions(self) -> tuple[Admission, ...]:
+        with unavailable(self._clients.address):
+            return decode_admissions(await self._clients.reads.get(keys.ADMISSIONS))
 
     async def projects(self) -> tuple[Project, ...]:
         with unavailable(self._clients.address):

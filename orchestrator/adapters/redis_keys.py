@@ -4,13 +4,19 @@ term, lease             the newest supervisor's term; its name, gone when it sto
 commits, applied        how many commits there ever were; "term:sequence" of the newest
 jobs, jobs:made         jobs by order of submission; how many there ever were
 jobs:open, jobs:done    taken up by a supervisor and not over; over for good
+jobs:ended, :archived   of those over, by when they ended: whole ones, and those of which the record alone is left
 nodes, cursor           the cluster as readers see it; the last command taken into account
 quarantine, cordons     what is held against devices; nodes that nothing new is placed on
+admissions              nodes that are being checked, are fit to be used, or are not
 projects, queue         quotas; who waits and why, as readers see it
 commands                stream: what users ask
 job:<id>                the record
 job:<id>:history|steps  streams with ids 1-0, 2-0, ... of one count over both, so that one id places a reader in both
 job:<id>:ids            hash: the newest id (last), of each stream (history, steps), the submission's hash (body)
+tokens, tokens:by       hashes: id -> token; digest of its text -> id
+tokens:used             hash: id -> when it was used last
+session|code:<digest>   id of the token that a browser's session or a login link stands for
+audit                   stream: who asked for what, and what came of it
 key:<key>               Idempotency-Key -> "job body-hash"
 request:<id>            the answer to a write whose answer may have been lost
 probe                   written and read back by health checks
@@ -30,14 +36,21 @@ JOBS = PREFIX + "jobs"
 JOBS_MADE = PREFIX + "jobs:made"
 JOBS_OPEN = PREFIX + "jobs:open"
 JOBS_DONE = PREFIX + "jobs:done"
+JOBS_ENDED = PREFIX + "jobs:ended"
+JOBS_ARCHIVED = PREFIX + "jobs:archived"
 NODES = PREFIX + "nodes"
 CURSOR = PREFIX + "cursor"
 QUARANTINE = PREFIX + "quarantine"
 CORDONS = PREFIX + "cordons"
+ADMISSIONS = PREFIX + "admissions"
 PROJECTS = PREFIX + "projects"
 QUEUE = PREFIX + "queue"
 COMMANDS = PREFIX + "commands"
 PROBE = PREFIX + "probe"
+TOKENS = PREFIX + "tokens"
+TOKENS_BY = PREFIX + "tokens:by"
+TOKENS_USED = PREFIX + "tokens:used"
+AUDIT = PREFIX + "audit"
 
 HISTORY, STEPS = "history", "steps"
 ENTRY, PREVIOUS = "e", "p"
@@ -46,6 +59,10 @@ ENTRY, PREVIOUS = "e", "p"
 
 def job(id: JobId) -> str:
     return f"{PREFIX}job:{id}"
+
+
+def access_pass(kind: str, digest: str) -> str:
+    return f"{PREFIX}{kind}:{digest}"
 
 
 def ids(id: JobId) -> str:
@@ -61,7 +78,8 @@ local PREFIX = '{PREFIX}'
 local TERM, LEASE, COMMITS, APPLIED = PREFIX..'term', PREFIX..'lease', PREFIX..'commits', PREFIX..'applied'
 local JOBS, JOBS_MADE, JOBS_OPEN, JOBS_DONE = PREFIX..'jobs', PREFIX..'jobs:made', PREFIX..'jobs:open', PREFIX..'jobs:done'
 local NODES, CURSOR, COMMANDS = PREFIX..'nodes', PREFIX..'cursor', PREFIX..'commands'
-local QUARANTINE, CORDONS = PREFIX..'quarantine', PREFIX..'cordons'
+local QUARANTINE, CORDONS, ADMISSIONS = PREFIX..'quarantine', PREFIX..'cordons', PREFIX..'admissions'
+local JOBS_ENDED, JOBS_ARCHIVED = PREFIX..'jobs:ended', PREFIX..'jobs:archived'
 local PROJECTS, QUEUE = PREFIX..'projects', PREFIX..'queue'
 local function job_key(id) return PREFIX..'job:'..id end
 local function ids_key(id) return job_key(id)..':ids' end

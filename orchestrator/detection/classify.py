@@ -42,7 +42,7 @@ def exit_fault(exited: RankExited, now: float) -> Fault:
 
 def host_fault(node: NodeId, message: str, now: float, cause: Cause = Cause.NODE_LOST) -> Fault:
     """The host went away, or was given up."""
-    return Fault(cause=cause, message=f"the host on {node} is gone: {message}", at=now, is_external=True)
+    return Fault(cause=cause, message=f"the host on {node} is gone: {message}", at=now, is_external=True, node=node)
 
 
 def host_failure(node: NodeId, failed: HostFailed, now: float) -> Fault:

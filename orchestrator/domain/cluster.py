@@ -40,6 +40,8 @@ class Node:
     status: NodeStatus = NodeStatus.UP
     address: str = "127.0.0.1"
     labels: dict[str, str] = field(default_factory=dict)
+    life: str = ""
+    """Another one each time it is started; "" where nobody knows."""
 
     @property
     def domain(self) -> str | None:

@@ -112,13 +112,25 @@ class AddNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckNode:
+    """Find out whether a node is fit to be used: products of matrices, a sum with `peer`, its disk. See NodeChecked.
+
+    peer: None where there is no other node to do it with.
+    """
+
+    node: NodeId
+    number: int
+    peer: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sabotage:
     """Make the control plane itself fail, to try it: one of faults.ON_CONTROL."""
 
     fault: FaultRequested
 
 
-Loose: TypeAlias = KillNode | AddNode | Sabotage
+Loose: TypeAlias = KillNode | AddNode | CheckNode | Sabotage
 """Concern no job, and may be lost."""
 
 OnDisk: TypeAlias = NoteCheckpoint | PruneCheckpoints

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from .admission import Checked
 from .checkpoint import CheckpointRef
 from .cluster import Node
 from .faults import FaultRequested
@@ -230,6 +231,15 @@ class NodesSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChecked:
+    """A node's check has come back; one that nobody answered never does."""
+
+    node: NodeId
+    number: int
+    found: Checked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EffectDone:
     """An effect was carried out (whatever its outcome) and need not be repeated by a successor."""
 
@@ -265,6 +275,7 @@ Input: TypeAlias = (
     | HostHeard
     | HostClosed
     | NodesSeen
+    | NodeChecked
     | EffectDone
     | DeadlinePassed
     | InstantCame

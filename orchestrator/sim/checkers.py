@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from orchestrator.domain.admission import Admittance
 from orchestrator.domain.events import StepRecord
 from orchestrator.domain.faults import Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
@@ -39,6 +40,7 @@ class Checker:
         self._quotas: dict[str, int | None] = {}
         self._drained: frozenset[NodeId] = frozenset()
         """Since before the commit that is looked at."""
+        self._admitted: frozenset[NodeId] = frozenset()
         self._started: dict[JobId, Generation] = {}
         self._passed: dict[tuple[JobId, Generation], Step] = {}
         """The newest step each generation has passed, whether or not anybody lived to see it."""
@@ -66,6 +68,11 @@ class Checker:
     # --- in the store -----------------------------------------------------------------------------------------------------
 
     def committed(self, before: Mapping[JobId, JobRecord], commit: Commit) -> None:
+        if commit.admissions is not None:
+            fit = frozenset(one.node for one in commit.admissions if one.standing is Admittance.ADMITTED)
+            self._admitted, known = fit, self._admitted | fit
+        else:
+            known = self._admitted
         for job, record in commit.jobs.items():
             old = before.get(job)
             counted = sum(int(str(e.data["steps"])) for e in commit.history if e.job == job and e.type == "rolled_back")
@@ -83,6 +90,8 @@ class Checker:
             self._check_risk(record)
             self._check_balance(record)
             self._check_drained(old, record)
+            if self._scenario.checks:
+                self._check_admitted(old, record, known)
         self._records = records = {**before, **commit.jobs}
         self._check_devices(records)
         self._check_quotas(before, records, commit)
@@ -161,6 +170,12 @@ class Checker:
             return
         if found := self._drained & set(forming.plan.nodes):
             raise Violation(f"{record.id} is planned on {', '.join(sorted(found))}, which drains")
+
+    def _check_admitted(self, old: JobRecord | None, record: JobRecord, known: frozenset[NodeId]) -> None:
+        """No job gets to a node that has not been checked, or was found unfit; known: fit, or so until this commit."""
+        before = old.hosts if old else frozenset()
+        if found := record.hosts - before - known:
+            raise Violation(f"{record.id} gets to {', '.join(sorted(found))}, which was not found fit to be used")
 
     def _check_devices(self, records: Mapping[JobId, JobRecord]) -> None:
         taken: dict[Device, JobId] = {}

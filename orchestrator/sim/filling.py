@@ -124,8 +124,8 @@ class Filling:
     def _check_moves(self, restore: FromMemory) -> None:
         generation = self._form.generation
         for device in self._form.plan.devices:
-            kept = self._here[device].whole_at(restore.step)
             moved = [move.interval for move in restore.moves if move.target == device] + self._reads_of(device)
+            kept = self._here[device].kept_beside(moved, restore.step)
             check_filled(f"{device} in generation {generation}", self._layout.held(device), kept, moved)
         for move in restore.moves:
             source = self._here.get(move.source)

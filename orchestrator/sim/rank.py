@@ -296,6 +296,12 @@ class SimRank:
         held = self.memory.intervals if self.memory is not None and self.memory.step == step else ()
         return joined((*held, *(self.arrived if self.arrived_at == step else ())))
 
+    def kept_beside(self, moved: list[Interval], step: Step) -> tuple[Interval, ...]:
+        """The same, without what reached it after it had reported and is therefore sent again."""
+        held = self.memory.intervals if self.memory is not None and self.memory.step == step else ()
+        arrived = self.arrived if self.arrived_at == step else ()
+        return joined((*held, *uncovered(arrived, moved)))
+
     def note(self) -> None:
         """Its bits are right, as far as it can know."""
         assert self.memory is not None

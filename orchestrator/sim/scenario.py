@@ -58,8 +58,14 @@ class Trouble(StrEnum):
     CANCEL = "cancel"
     SLOW = "slow"
     """A device computes for several times as long, for a while."""
+    SPOIL_NODE = "spoil_node"
+    """A node, one that comes or one that is there, is not fit to be used: a check shows it."""
     PRIORITY = "priority"
     """A job's owner gives it another priority, or an operator a project another quota."""
+
+
+DRAWN = tuple(trouble for trouble in Trouble if trouble not in (Trouble.SLOW, Trouble.PRIORITY, Trouble.SPOIL_NODE))
+"""Those that any seed may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +96,8 @@ class Scenario:
 
     slow_reads: bool = False
     """Reading a checkpoint takes longer than a generation may take to form while nothing happens."""
+    checks: bool = False
+    """Nodes are checked before they are used."""
     arrive_s: float = 2.0
     """Jobs are submitted within so many virtual seconds."""
     saves: tuple[float, ...] = ()
@@ -167,8 +175,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         Trouble.KILL_HOST,
         Trouble.HANG_RANK,
     )
-    drawn = [trouble for trouble in Trouble if trouble not in (Trouble.SLOW, Trouble.PRIORITY)]
-    anything = [trouble for trouble in drawn if trouble is not Trouble.CANCEL or rng.random() < 0.1]
+    anything = [trouble for trouble in DRAWN if trouble is not Trouble.CANCEL or rng.random() < 0.1]
     # A subset per seed: some weaknesses only show when other troubles do not get in their way.
     if gentle and rng.random() < 0.5:
         harm = (Trouble.INJECT,)
@@ -182,10 +189,14 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     if seed % 10 == 1:  # speeds are judged over seconds, so such jobs are longer
         troubles = (*troubles, *(Trouble.SLOW,) * len(troubles))
         jobs = tuple(replace(job, train=replace(job.train, steps=steps or 4 * job.train.steps)) for job in jobs)
+    checks = seed % 10 in (5, 9)
+    if checks and not gentle:
+        troubles = (*troubles, *(Trouble.SPOIL_NODE,) * max(1, len(troubles) // 4))
     return Scenario(
         seed=seed,
         nodes=nodes,
         kinds=kinds,
+        checks=checks,
         racks=more.choice((0, 1, 2, 3)),
         jobs=jobs,
         troubles=troubles,

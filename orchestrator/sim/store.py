@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.domain import codec
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import Command
@@ -23,6 +24,7 @@ class SimStore:
         self.cursor = 0
         self.quarantine: tuple[Quarantine, ...] = ()
         self.cordons: tuple[Cordon, ...] = ()
+        self.admissions: tuple[Admission, ...] = ()
         self.projects: tuple[Project, ...] = ()
         self.term = Term(0)
         self.open = 0
@@ -47,6 +49,8 @@ class SimStore:
             self.quarantine = codec.decode(tuple[Quarantine, ...], codec.encode(commit.quarantine))
         if commit.cordons is not None:
             self.cordons = codec.decode(tuple[Cordon, ...], codec.encode(commit.cordons))
+        if commit.admissions is not None:
+            self.admissions = codec.decode(tuple[Admission, ...], codec.encode(commit.admissions))
         if commit.projects is not None:
             self.projects = codec.decode(tuple[Project, ...], codec.encode(commit.projects))
         self._checker.committed(self.jobs, commit)

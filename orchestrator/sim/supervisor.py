@@ -11,6 +11,7 @@ from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import (
     AddNode,
     CallHost,
+    CheckNode,
     ChoosePlan,
     CommitCheckpoint,
     Effect,
@@ -30,6 +31,7 @@ from orchestrator.domain.events import (
     HostSaid,
     Input,
     InstantCame,
+    NodeChecked,
     NodesSeen,
     PlanChosen,
     ProgramProbed,
@@ -53,6 +55,7 @@ COMMANDS_S = 0.1
 URGENT_S = 0.0005
 COMMIT_S = (0.0005, 0.004)
 PLAN_S = (0.005, 0.1)
+CHECK_S = (0.05, 1.0)
 TWICE = 0.01
 
 
@@ -66,8 +69,18 @@ class SimSupervisor:
         jobs, self._cursor = world.store.load()
         held = {one.device: one for one in world.store.quarantine}
         kept = {one.node: one for one in world.store.cordons}
+        fit = {one.node: one for one in world.store.admissions}
+        checks = world.scenario.checks
         projects = {one.name: one for one in world.store.projects}
-        self._state = State(jobs=jobs, root="/shared", quarantine=held, cordons=kept, projects=projects)
+        self._state = State(
+            jobs=jobs,
+            root="/shared",
+            quarantine=held,
+            cordons=kept,
+            admissions=fit,
+            checks=checks,
+            projects=projects,
+        )
         self._news: list[News] = []
         self._unsaved = Unsaved()
         self._turn: Timer | None = None
@@ -177,7 +190,8 @@ class SimSupervisor:
         self._set_timers_of(None, self._instants())
 
     def _instants(self) -> Mapping[str, float]:
-        return instants(self._state.cordons, self._state.jobs.values(), self.world.clock.now + self._skew_s)
+        now = self.world.clock.now + self._skew_s
+        return instants(self._state.cordons, self._state.jobs.values(), now, self._state.admissions)
 
     def _set_timers(self, job: JobId, record: JobRecord | None) -> None:
         self._set_timers_of(job, deadlines(record) if record else {})
@@ -244,7 +258,7 @@ class SimSupervisor:
                 self.tell(EffectDone(job=job, effect=identity), urgent=False)
             case PruneCheckpoints(job=job, keep=keep):
                 self._soon(PLAN_S, lambda: self._prune(identity, job, keep))
-            case KillNode() | AddNode() | Sabotage():
+            case KillNode() | AddNode() | CheckNode() | Sabotage():
                 self._provide(effect)
 
     def _written(self, effect: CommitCheckpoint) -> Input:
@@ -269,6 +283,10 @@ class SimSupervisor:
                 self.world.kill_node(node)
             case AddNode(num_devices=num_devices):
                 self.world.add_node(num_devices)
+            case CheckNode(node=node, number=number, peer=peer):
+                found = self.world.checked(node, peer)
+                if found is not None:
+                    self._soon(CHECK_S, lambda: self.tell(NodeChecked(node=node, number=number, found=found), urgent=True))
             case Sabotage(fault=fault):
                 self._sabotage(fault)
 

@@ -171,6 +171,8 @@ class Troublemaker:
                 self._prioritize()
             case Trouble.SLOW:
                 self._to_a_rank(trouble, self._slow)
+            case Trouble.SPOIL_NODE:
+                self._spoil_node()
             case Trouble.CANCEL:
                 if rng.random() < 0.1 and world.records():
                     world.note("* a user cancels")
@@ -209,6 +211,7 @@ class Troublemaker:
     def _heal(self) -> None:
         world = self._world
         world.note("* trouble ends")
+        world.unfit.clear()
         self.is_quiet = True
         self._vouch()
         world.store.commands.extend(UncordonRequested(node=node) for node in world.size)
@@ -303,6 +306,17 @@ class Troublemaker:
             world.add_node(world.size[node], node)
         else:
             world.add_node(rng.choice((1, 2, 4)))
+
+    def _spoil_node(self) -> None:
+        """It trains as if nothing were: only a check shows that, of a newcomer or after a fault."""
+        world, rng = self._world, self._rng
+        if rng.random() < 0.5:
+            world.add_node(rng.choice((1, 2, 4)))
+            node = list(world.size)[-1]
+        else:
+            node = rng.choice(sorted(world.size))
+        world.unfit.add(node)
+        world.note(f"* {node} is not fit to be used")
 
     def _running_arenas(self) -> list[Arena]:
         world = self._world

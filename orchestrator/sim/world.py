@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from orchestrator.domain.admission import Checked
 from orchestrator.domain.checkpoint import LONGEST_JOURNAL, CheckpointRef
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import CommitCheckpoint
@@ -59,6 +60,9 @@ class World(Place):
         self.hosts: dict[tuple[JobId, NodeId], SimHost] = {}
         self._arenas = Arenas(self, self.checker)
         self.size: dict[NodeId, int] = {}
+        self.lives: dict[NodeId, int] = {}
+        self.unfit: set[NodeId] = set()
+        """Nodes that a check finds something wrong with."""
         self.dead: dict[NodeId, float] = {}
         """Dead nodes, and when the cluster notices."""
         self._last_flip = 0
@@ -105,6 +109,7 @@ class World(Place):
                 num_devices=devices,
                 labels={"rack": f"r{int(node[1:]) % self.scenario.racks}"} if self.scenario.racks else {},
                 status=status(node),
+                life=str(self.lives[node]),
             )
             for node, devices in self.size.items()
         )
@@ -114,6 +119,18 @@ class World(Place):
         if create and node not in self.dead and (host is None or host.is_gone):
             host = self.hosts[job, node] = SimHost(self, self._arenas, job, node)
         return host
+
+    def checked(self, node: NodeId, peer: NodeId | None) -> Checked | None:
+        """What checking the node finds now; None where nobody answers."""
+        off = self.unplugged
+        if node in self.dead or node in off:
+            return None
+        wrong = ("17 elements of a product of matrices are wrong",) if node in self.unfit else ()
+        apart = peer is not None and (peer in self.dead or peer in off or self._is_cut(node, peer))
+        return Checked(wrong=wrong, pair_wrong=f"no sum with {peer} came back" if apart else "", product_s=0.01)
+
+    def _is_cut(self, one: NodeId, other: NodeId) -> bool:
+        return any({a.node, b.node} == {one, other} for a, b in self.cut_links)
 
     def write_checkpoint(self, effect: CommitCheckpoint) -> CheckpointRef:
         record = self.store.jobs[effect.job]
@@ -184,6 +201,7 @@ class World(Place):
         node = node or node_name(len(self.size))
         self.size[node] = devices
         self.dead.pop(node, None)
+        self.lives[node] = self.lives.get(node, 0) + 1
         self.note(f"* node {node} with {devices} devices")
 
     def kill_node(self, node: NodeId) -> None:

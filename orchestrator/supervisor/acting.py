@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from orchestrator.domain.admission import Checked
 from orchestrator.domain.effects import (
     AddNode,
+    CheckNode,
     ChoosePlan,
     CommitCheckpoint,
     KillNode,
@@ -23,12 +25,13 @@ from orchestrator.domain.effects import (
     PruneCheckpoints,
     Sabotage,
 )
-from orchestrator.domain.errors import EverstepError, Refused
+from orchestrator.domain.errors import EverstepError, NotFound, Refused
 from orchestrator.domain.events import (
     CheckpointCommitted,
     CheckpointFailed,
     EffectDone,
     Input,
+    NodeChecked,
     PlanChosen,
     ProgramProbed,
     ProgramRefused,
@@ -76,7 +79,7 @@ class Hands:
                 self.start(self._answer(identity, effect.job, self._checkpoint(effect)))
             case NoteCheckpoint() | PruneCheckpoints():
                 self.start(self._keep_house(identity, effect))
-            case KillNode() | AddNode() | Sabotage():
+            case KillNode() | AddNode() | CheckNode() | Sabotage():
                 self.provide(effect)
 
     def provide(self, effect: Loose) -> None:
@@ -128,6 +131,10 @@ class Hands:
         try:
             if isinstance(effect, KillNode):
                 await self._world.provider.kill(effect.node)
+            elif isinstance(effect, CheckNode):
+                found = await self._check(effect)
+                log.info("node_checked", node=effect.node, wrong=found.wrong, pair_wrong=found.pair_wrong, said=found.said)
+                self._tell(NodeChecked(node=effect.node, number=effect.number, found=found))
             elif isinstance(effect, Sabotage):
                 await self._sabotage(effect)
             else:
@@ -135,6 +142,12 @@ class Hands:
                 log.info("node_added", node=node, kind=effect.kind)
         except (OSError, EverstepError) as error:
             log.error("node_provider_failed", effect=type(effect).__name__, error=str(error))
+
+    async def _check(self, effect: CheckNode) -> Checked:
+        try:
+            return await self._world.provider.check(effect.node, effect.peer)
+        except NotFound as error:  # it came from elsewhere, and that is nothing to hold against it
+            return Checked(said=f"nothing was tried: {error}")
 
     async def _sabotage(self, effect: Sabotage) -> None:
         fault, saboteur = effect.fault, self._world.saboteur

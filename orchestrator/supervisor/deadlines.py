@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from orchestrator.domain.admission import Admission, Admittance
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Closing, JobRecord, Join, Probing, Queued, Reforming, Running, Starting, Stopping
+from orchestrator.recovery import admission
 from orchestrator.recovery.breaker import rest_s
 
 PROBE_S = 120.0
@@ -58,9 +60,14 @@ def deadlines(record: JobRecord) -> Mapping[str, float]:
     return {**found, **({f"{key}:later": looking.after_s} if looking.after_s else {key: LOOK_S})}
 
 
-def instants(cordons: Mapping[NodeId, Cordon], jobs: Iterable[JobRecord], now: float) -> Mapping[str, float]:
+def instants(
+    cordons: Mapping[NodeId, Cordon],
+    jobs: Iterable[JobRecord],
+    now: float,
+    admissions: Mapping[NodeId, Admission] | None = None,
+) -> Mapping[str, float]:
     """key -> seconds until the cluster is to be looked at again; nothing that has passed already."""
-    found = {}
+    found = _of_admissions(admissions or {}, now)
     for node, one in cordons.items():
         if not one.removes:
             continue
@@ -71,6 +78,19 @@ def instants(cordons: Mapping[NodeId, Cordon], jobs: Iterable[JobRecord], now: f
     for record in jobs:
         found |= {key: at - now for key, at in due(record).items()}
     return {key: seconds for key, seconds in found.items() if seconds > 0}
+
+
+def _of_admissions(admissions: Mapping[NodeId, Admission], now: float) -> dict[str, float]:
+    found = {}
+    for node, one in admissions.items():
+        if not one.is_here:
+            continue
+        if one.standing is Admittance.REFUSED:
+            found[f"parole:{node}:{one.since}"] = one.since + admission.parole_s(one) - now
+        elif one.asked_at is not None:
+            found[f"waited:{node}:{one.number}"] = one.asked_at + admission.CHECK_S - now
+            found[f"check:{node}:{one.number}"] = one.asked_at + admission.ASK_AGAIN_S - now
+    return found
 
 
 def due(record: JobRecord) -> dict[str, float]:

@@ -46,6 +46,7 @@ class Draft:
         ward: Ward,
         draining: Callable[[], frozenset[NodeId]],
         tracks: Mapping[Device, Track] | None = None,
+        awaits_nodes: Callable[[], bool] = lambda: False,
         everything: Callable[[], frozenset[Device]] = frozenset,
     ) -> None:
         self.before = record
@@ -57,6 +58,7 @@ class Draft:
         self.root = root
         self.ward = ward
         self._draining = draining
+        self._awaits_nodes = awaits_nodes
         self._everything = everything
         self.tracks: Mapping[Device, Track] = tracks or {}
         self.paces: dict[Device, float] = {}
@@ -94,6 +96,11 @@ class Draft:
     def draining(self) -> frozenset[NodeId]:
         """Nodes that jobs are to leave."""
         return self._draining()
+
+    @property
+    def awaits_nodes(self) -> bool:
+        """Some have come of which it will be known in a moment whether they are fit."""
+        return self._awaits_nodes()
 
     @property
     def checkpoint_folder(self) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from orchestrator.detection.straggler import Track
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.effects import AddNode, Effect, KillNode, Loose, ProbeProgram
@@ -32,6 +33,7 @@ from orchestrator.domain.events import (
     Input,
     InstantCame,
     JobSubmitted,
+    NodeChecked,
     NodeRequested,
     NodesSeen,
     PauseRequested,
@@ -60,6 +62,8 @@ from orchestrator.domain.job import (
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
 
+from .admitting import Admissions
+from .admitting import tell as tell_admissions
 from .arbitrating import Arbitrated, arbitrated, claimed, queue_of, standing
 from .asked import asked_came_to_nothing, checkpoint_now, save_where_asked
 from .balancing import balance
@@ -93,6 +97,10 @@ class State:
     """Of the cluster: it outlives jobs."""
     cordons: Mapping[NodeId, Cordon] = field(default_factory=dict)
     """So do these."""
+    admissions: Mapping[NodeId, Admission] = field(default_factory=dict)
+    """And these."""
+    checks: bool = False
+    """Whether nodes are checked before they are used."""
     tracks: Mapping[JobId, Mapping[Device, Track]] = field(default_factory=dict)
     """How fast devices have been seen to be: an observation, which is never stored."""
     projects: Mapping[str, Project] = field(default_factory=dict)
@@ -116,6 +124,7 @@ class Stepped:
     nodes_changed: bool
     quarantine_changed: bool = False
     cordons_changed: bool = False
+    admissions_changed: bool = False
     projects_changed: bool = False
     queue_changed: bool = False
 
@@ -135,6 +144,7 @@ class _Cycle:
         self.nodes_changed = False
         self.ward = Ward(state.quarantine, now)
         self.cordons = Cordons(state.cordons, now)
+        self.admissions = Admissions(state.admissions, now, state.checks)
         self.jobs = dict(state.jobs)
         self.tracks = state.tracks
         self.projects = dict(state.projects)
@@ -151,9 +161,12 @@ class _Cycle:
     def run(self, inputs: Sequence[Input]) -> Stepped:
         for one in inputs:
             self._take(one)
+        self._admit()
         self.arbitrated = None  # what was told may have changed it
         nodes = {node.id: node for node in self.nodes or ()}
         for job in list(self.jobs):
+            if self._waits_on(job):
+                continue
             draft = self._draft(job)
             if not draft.is_over:
                 commit_ready_checkpoints(draft)
@@ -173,6 +186,7 @@ class _Cycle:
                 keep_time(draft, wait)
             judge_faults(draft)
         drafts = self.drafts.values()
+        self._accuse()
         if self.nodes is not None:
             attend(self.ward, drafts, frozenset(self._num_devices()))
             self.loose += [KillNode(node=node) for node in self.cordons.settle(self.nodes or (), self._occupied())]
@@ -187,6 +201,8 @@ class _Cycle:
                 root=self.root,
                 quarantine=self.ward.known,
                 cordons=self.cordons.known,
+                admissions=self.admissions.known,
+                checks=self.admissions.checks,
                 tracks={d.record.id: d.tracks for d in drafts if d.tracks and d.record.id in jobs},
                 projects=self.projects,
                 queue=queue,
@@ -200,6 +216,7 @@ class _Cycle:
             nodes_changed=self.nodes_changed,
             quarantine_changed=self.ward.has_changed,
             cordons_changed=self.cordons.has_changed,
+            admissions_changed=self.admissions.has_changed,
             projects_changed=self.projects != self.before.projects,
             queue_changed=queue != self.before.queue,
         )
@@ -211,6 +228,11 @@ class _Cycle:
             case NodesSeen(nodes=nodes):
                 if nodes != self.nodes:
                     self.nodes, self.nodes_changed = nodes, True
+                    leaving = {node for node, one in self.cordons.known.items() if one.removes}
+                    self.admissions.see(nodes, self._occupied(), leaving)
+                return
+            case NodeChecked():
+                self.admissions.hear(one, self._kinds())
                 return
             case JobSubmitted(job=job, spec=spec, at=at):
                 if job not in self.jobs:
@@ -288,6 +310,7 @@ class _Cycle:
                 assert_never(one)
 
     def _release(self, node: NodeId) -> None:
+        self.admissions.release(node)
         for one in self.ward.release(node):
             if one.job in self.jobs:
                 said = f"{one.device} may be used again: an operator released {node}"
@@ -309,6 +332,25 @@ class _Cycle:
                 draft.say("draining", f"{asked.node} is to be left{by}", node=asked.node)
             look_again(draft)
 
+    def _admit(self) -> None:
+        """Ask for checks that are due, and have jobs look at nodes that may be used again, or no longer."""
+        self.loose += self.admissions.due()
+        refused, admitted = self.admissions.newly_refused, self.admissions.newly_admitted
+        for job in list(self.jobs) if refused or admitted else ():
+            draft = self._draft(job)
+            if not draft.is_over:
+                tell_admissions(draft, refused, admitted)
+                if any(one.node in draft.record.hosts for one in refused):
+                    look_again(draft)
+
+    def _accuse(self) -> None:
+        """Have nodes checked that a fault points at, now that the job has recovered from it."""
+        for draft in self.drafts.values():
+            before, after = draft.before.incidents[-1:], draft.record.incidents[-1:]
+            if after and after[0].pause_s is not None and before and before[0].pause_s is None:
+                self.admissions.accuse(after[0])
+        self.loose += self.admissions.due()
+
     def _inject(self, fault: FaultRequested) -> None:
         jobs = [fault.job] if fault.job is not None else list(self.jobs)
         drafts = [draft for job in jobs if job in self.jobs and not (draft := self._draft(job)).is_over]
@@ -326,8 +368,9 @@ class _Cycle:
                 self._kinds,
                 self.root,
                 self.ward,
-                lambda: self.cordons.draining,
+                lambda: self.cordons.draining | self.admissions.refused,
                 self.tracks.get(job),
+                lambda: self.admissions.awaits_checks,
                 lambda: frozenset(self._arbitration().snapshot.devices),
             )
         return self.drafts[job]
@@ -350,7 +393,10 @@ class _Cycle:
             return mine - self.ward.out
         answer, out, taken = self._arbitration(), self.ward.out, self._taken_by_others(job)
         known = self._free.get(job)
-        closed = self.cordons.closed_to({device.node for device in mine}) if self.cordons.known else frozenset[NodeId]()
+        closed = frozenset[NodeId]()
+        if self.cordons.known or self.admissions.unfit:
+            present = {device.node for device in mine}
+            closed = self.cordons.closed_to(present) | (self.admissions.unfit - present)
         key = (mine, draft.record.turn, draft.record.spec.project, answer.answer, out, taken, self.nodes, closed)
         if known is not None and known[0] == key:
             return known[1]
@@ -378,11 +424,21 @@ class _Cycle:
                 self.before.arbitrated,
                 (record for record in map(self._record, self.jobs) if not isinstance(record.state, TERMINAL)),
                 self.nodes or (),
-                self.cordons.closed_to(()),
+                self.cordons.closed_to(()) | self.admissions.unfit,
                 self.ward.out,
                 self.projects,
             )
         return self.arbitrated
+
+    def _waits_on(self, job: JobId) -> bool:
+        """Nothing has been told of it, and it waits for what it waited for in the step before: most of a long queue."""
+        record, before = self.jobs[job], self.before.arbitrated
+        if job in self.drafts or not isinstance(record.state, Queued) or self.nodes is None or before is None:
+            return False
+        is_timed = record.spec.start_by_s or record.pause is not None or record.injected
+        allotment = self._arbitration().allotment(job)
+        is_told = allotment is not None and allotment.wait is not None and allotment.wait.reason is record.turn.wait
+        return is_told and not is_timed and self._arbitration().answer is before.answer and job in before.claims
 
     def _record(self, job: JobId) -> JobRecord:
         return self.drafts[job].record if job in self.drafts else self.jobs[job]

@@ -22,7 +22,7 @@ def why_move(draft: Draft, plan: Plan) -> str:
     """Why the job cannot keep this plan, in words; "" where it can."""
     draining = [node for node in plan.nodes if node in draft.draining]
     if draining:
-        return f"{', '.join(draining)} {'drain' if len(draining) > 1 else 'drains'}"
+        return f"{', '.join(draining)} {'are' if len(draining) > 1 else 'is'} to be left"
     if given := draft.record.turn.yields & set(plan.devices):
         return f"{len(given)} devices go to {draft.record.turn.yields_to}, which has a higher priority"
     limit = draft.record.wanted_size.limit

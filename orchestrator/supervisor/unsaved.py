@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import HistoryEntry, Input, StepRecord
@@ -51,6 +52,7 @@ class Unsaved:
     _nodes: tuple[Node, ...] | None = None
     _quarantine: tuple[Quarantine, ...] | None = None
     _cordons: tuple[Cordon, ...] | None = None
+    _admissions: tuple[Admission, ...] | None = None
     _projects: tuple[Project, ...] | None = None
     _queue: tuple[Waiting, ...] | None = None
 
@@ -65,6 +67,8 @@ class Unsaved:
             self._quarantine = tuple(stepped.state.quarantine.values())
         if stepped.cordons_changed:
             self._cordons = tuple(stepped.state.cordons.values())
+        if stepped.admissions_changed:
+            self._admissions = tuple(stepped.state.admissions.values())
         if stepped.projects_changed:
             self._projects = tuple(stepped.state.projects.values())
         if stepped.queue_changed:
@@ -86,6 +90,7 @@ class Unsaved:
             nodes=self._nodes,
             quarantine=self._quarantine,
             cordons=self._cordons,
+            admissions=self._admissions,
             projects=self._projects,
             queue=self._queue,
             cursor=next((one.cursor for one in reversed(self.news) if one.cursor), None),

@@ -101,6 +101,8 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node], allotment: Allotmen
     record, state = draft.record, draft.state
     if record.profile is None or record.planning or not isinstance(draft.state, Queued | Running | Reforming):
         return
+    if isinstance(state, Queued) and draft.awaits_nodes:
+        return  # a moment more, and it need not begin small and grow
     if isinstance(state, Queued) and (allotment is None or allotment.wait is not None):
         _ask_whether(draft, nodes)
         return
@@ -124,9 +126,10 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node], allotment: Allotmen
             # Machines that come one after another are warmed together, until newcomers are being given their state.
             # One larger plan once all tests have ended, not one after each; and while a part of this one cannot be reached,
             # whatever were planned from the rest would be no larger.
-            waits = record.join is not None or draft.ward.awaits_tests or _is_silent(plan, nodes)
+            waits = record.join is not None or draft.ward.awaits_tests or draft.awaits_nodes or _is_silent(plan, nodes)
             waits = waits or (must and record.target is not None) or record.pause is not None
-            options = [] if waits else [trusted - draft.spare_devices]
+            leaving = frozenset(device for device in trusted if device.node in draft.draining)
+            options = [] if waits else [trusted - draft.spare_devices - leaving]
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
             if draft.incident and draft.incident.rung is Rung.REPLAN_ALL:

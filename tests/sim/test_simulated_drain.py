@@ -21,10 +21,7 @@ def test_a_node_goes_at_its_deadline_though_nobody_has_anything_to_tell() -> Non
     )
     world = World(replace(drawn, nodes=(2, 2), racks=0, jobs=(job,), broken={}, starts={}, saves=()), SimSupervisor)
     run(world, 10.0)
-    for host in world.living():
-        host.frozen = True
-        for rank in host.ranks.values():
-            rank.frozen = True
+    world.slow = {device: 400.0 for host in world.living() for device in host.ranks}
     run(world, 14.0)
     node = NodeId("n1")
     world.store.commands.append(CordonRequested(node=node, drain=True, remove=True, deadline_s=DEADLINE_S))

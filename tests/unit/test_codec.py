@@ -15,6 +15,7 @@ from typing import Any, get_args
 import pytest
 
 from orchestrator.domain import codec
+from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.effects import Effect, Sabotage
@@ -97,6 +98,9 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "planned-effects-1": (Effect, planned.EFFECTS),
     "planned-states-1": (JobState, planned.STATES),
     "instants-1": (Input, admitted.INSTANTS),
+    "admissions-1": (tuple[Admission, ...], (admitted.ADMISSIONS,)),
+    "admitted-inputs-1": (Input, admitted.INPUTS),
+    "admitted-effects-1": (Effect, admitted.EFFECTS),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
         samples.JOINS,
@@ -122,6 +126,7 @@ def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     values |= {HostEvent: samples.HOST_EVENTS, Restore: samples.RESTORES}
     later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS, *believed.INPUTS)
     later += (*moved.INPUTS, *journals.REQUESTS, *copied.HOST_EVENTS, *paused.INPUTS, *paused.STATES, *admitted.INSTANTS)
+    later += (*admitted.INPUTS, *admitted.EFFECTS)
     later += queued.INPUTS
     assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 

@@ -146,12 +146,12 @@ def test_a_deadline_takes_the_node_whoever_is_still_there(after_s: float) -> Non
 
 def test_a_deadline_is_waited_for_where_there_is_no_other_news() -> None:
     bench = drained(running(nodes=2, dp=2), N0, remove=True, deadline_s=30.0)
-    ((key, seconds),) = instants(bench.kernel.cordons, bench.now).items()
+    ((key, seconds),) = instants(bench.kernel.cordons, (), bench.now).items()
     assert 29.0 < seconds <= 30.0
     bench.now += seconds
     bench.tell(InstantCame(key=key))
     assert bench.last.loose == (KillNode(node=N0),)
-    ((again, seconds),) = instants(bench.kernel.cordons, bench.now).items()
+    ((again, seconds),) = instants(bench.kernel.cordons, (), bench.now).items()
     assert again != key
     bench.now += seconds
     bench.tell(InstantCame(key=again))
@@ -160,7 +160,7 @@ def test_a_deadline_is_waited_for_where_there_is_no_other_news() -> None:
 
 def test_a_drain_that_takes_nothing_away_has_no_deadline() -> None:
     bench = drained(running(nodes=2, dp=2), N0, deadline_s=30.0)
-    assert not instants(bench.kernel.cordons, bench.now)
+    assert not instants(bench.kernel.cordons, (), bench.now)
 
 
 def test_a_cordon_is_not_weakened_by_another_one_and_outlives_the_supervisor() -> None:

@@ -81,6 +81,8 @@ function Line({ node, ask }: { node: NodeView; ask: (asking: Asking) => void }) 
       </th>
       <td>
         <Status word={node.status} />
+        {node.admission === "checking" ? <small>being checked: {node.admission_reason}</small> : null}
+        {node.admission === "refused" ? <small class="why">refused: {node.admission_reason}</small> : null}
         {held.map((one) => (
           <small key={one.device} class="why">
             {one.device} is kept out ({one.standing}): {one.reason}
@@ -106,7 +108,7 @@ function Line({ node, ask }: { node: NodeView; ask: (asking: Asking) => void }) 
           {node.scheduling !== "open" ? button("uncordon", "Uncordon") : null}
           {isHere ? button("drain", "Drain") : null}
           {isHere ? button("remove", "Remove") : null}
-          {held.some((one) => one.standing === "held") ? button("release", "Release") : null}
+          {held.some((one) => one.standing === "held") || node.admission === "refused" ? button("release", "Release") : null}
           {chaos && isHere ? button("kill", "Kill", true) : null}
         </span>
       </td>
