@@ -66,9 +66,7 @@ def _read(name: str) -> dict[str, Any]:
 def _run(asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Raises Refused, ClientError."""
     command = [sys.executable, "-m", "orchestrator.sim.whatif"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with process, Progress(console=Console(stderr=True), transient=True) as progress:
         assert process.stdin and process.stdout and process.stderr
         process.stdin.write(json.dumps(asked))

@@ -79,7 +79,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """lost: seconds of the whole job's time by cause. goodput: what was committed for good, of what undisturbed training is."""
+    """lost: seconds of the job's time by cause. goodput: what was committed for good, of what undisturbed training is."""
 
     policy: str
     goodput: float
@@ -134,12 +134,13 @@ def fleet_of(scene: WhatIf, *, dense: bool = False) -> Fleet:
     # Memory was thought of by whoever chose the block: what is simulated is who has what, not whether it fits.
     small = tuple(replace(line, shape=(BLOCK * blocks * 4,)) for line in lines)
     scale = numel / (BLOCK * blocks * 4)
+    dp = None if scene.shrinks and blocks <= MOST_PLANNED else blocks // pp
     spec = JobSpec(
         name=scene.name,
         program="causal_lm",
         data=DataSpec(files=("*.txt",)),
         train=TrainSpec(steps=10**9, micro_batches=blocks, micro_batch_size=1, sequence=8, seed=scene.seed),
-        parallel=ParallelSpec(tp=1, pp=pp, dp=None if scene.shrinks and blocks <= MOST_PLANNED else blocks // pp, max_devices=blocks),
+        parallel=ParallelSpec(tp=1, pp=pp, dp=dp, max_devices=blocks),
         checkpoint=CheckpointSpec(every=scene.checkpoint_every),
         recovery=RecoverySpec(spares=scene.spares, mirrors=scene.mirrors, max_attempts=10**6, max_external_attempts=10**6),
     )
