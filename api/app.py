@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+import time
+
+from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from orchestrator.ports import Desk, Foreseer
+from orchestrator.ports import Desk, Foreseer, Keyring
 
 from . import dashboard, problems, views
+from .access import authorize
+from .access_shapes import SignInRequest, TokenRequest
 from .chaos import FaultRequest
 from .description import describe
+from .doorman import Doorman
+from .identities import Identities
 from .live import Lookout
 from .metrics import CountRequests, Metrics
 from .plan_files import PlanRequest
-from .routes import bulk, checkpoints, faults, health, jobs, live, nodes, plans, queue, schemas, streams
+from .routes import access, bulk, checkpoints, faults, health, jobs, live, nodes, plans, queue, schemas, streams
 from .schemas import AddNodeRequest, DrainRequest, JobFile, QuotaRequest, ResizeRequest
 from .security import Gatekeeper
 from .selections import SelectionRequest
@@ -29,12 +35,19 @@ ASKED: tuple[type[BaseModel], ...] = (
     FaultRequest,
     PlanRequest,
     QuotaRequest,
+    TokenRequest,
+    SignInRequest,
 )
 TOLD: tuple[type[BaseModel], ...] = (views.EventView, views.StepView, views.GapView, *live.TOLD.values())
 
 
-def create_app(desk: Desk, settings: ApiSettings, foreseer: Foreseer | None = None) -> FastAPI:
-    """Serve it on loopback, with a graceful shutdown of a second or so: open event streams end only when cut."""
+def create_app(
+    desk: Desk, settings: ApiSettings, foreseer: Foreseer | None = None, keyring: Keyring | None = None
+) -> FastAPI:
+    """Serve it with a graceful shutdown of a second or so: open event streams end only when cut.
+
+    keyring None: whoever reaches it may do everything, so serve it where nobody else can.
+    """
     app = FastAPI(
         title="Everstep",
         summary="Elastic, fault-tolerant training.",
@@ -49,15 +62,18 @@ def create_app(desk: Desk, settings: ApiSettings, foreseer: Foreseer | None = No
     app.state.settings = settings
     app.state.foreseer = foreseer
     app.state.lookout = Lookout(desk)
+    app.state.keyring = keyring
+    app.state.identities = known = Identities(keyring, settings.local_digest, time.time) if keyring is not None else None
     app.state.metrics = Metrics(settings.version, settings.max_metric_jobs)
     problems.install(app)
     # streams before jobs: /jobs/{job_id}/events is the longer path.
-    for part in (streams, bulk, jobs, checkpoints, faults, nodes, queue, plans, live, schemas, health):
-        app.include_router(part.router)
+    for part in (streams, bulk, jobs, checkpoints, faults, nodes, queue, plans, live, access, schemas, health):
+        app.include_router(part.router, dependencies=[Depends(authorize)])
     dashboard.install(app)
     describe(app, ASKED, TOLD)
     # The last one added is the outermost.
     app.add_middleware(CountRequests, metrics=app.state.metrics)
+    app.add_middleware(Doorman, settings=settings, keyring=keyring, identities=known)
     app.add_middleware(Gatekeeper, settings=settings)
     return app
 

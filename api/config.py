@@ -42,12 +42,20 @@ class ApiSection(Section):
     """0: any that is free."""
     chaos: bool = _DEFAULTS.chaos
     """Whether users may cause faults on purpose."""
+    auth: Literal["required", "off"] = "required"
+    """off: nobody is asked who they are. Only where others cannot reach it."""
     allowed_hosts: Annotated[tuple[HostName, ...], Field(min_length=1, max_length=100)] = _DEFAULTS.allowed_hosts
     """Names that may stand in a request's Host and Origin headers, with any port."""
     max_body_bytes: Count = _DEFAULTS.max_body_bytes
     """Of a request."""
     max_log_bytes: Count = _DEFAULTS.max_log_bytes
     """Of one answer of /logs."""
+    requests_per_s: Annotated[float, Field(gt=0, le=1e6)] = _DEFAULTS.requests_per_s
+    """Of one token, in the long run,"""
+    burst: Annotated[float, Field(ge=1, le=1e7)] = _DEFAULTS.burst
+    """and at once."""
+    max_open_requests: Count = _DEFAULTS.max_open_requests
+    """Of one token at a time, event streams included."""
     max_metric_jobs: Annotated[int, Field(ge=0, le=10_000)] = _DEFAULTS.max_metric_jobs
     """Newest open jobs that get series of their own in /metrics."""
     ping_s: Seconds = _DEFAULTS.ping_s

@@ -58,6 +58,11 @@ class _Assets(StaticFiles):
         return answer
 
 
+def is_page(path: str) -> bool:
+    """Whether it is the dashboard's: what anybody may read, because nothing is in it."""
+    return path in ("/", "/jobs", "/nodes", "/plans", "/faults") or path.startswith(("/jobs/", "/assets/"))
+
+
 def install(app: FastAPI, built: Path = BUILT) -> None:
     """After every route of the API."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import Depends, Header, Path, Request
 
+from orchestrator.domain.access import Principal
 from orchestrator.domain.ids import JobId
 from orchestrator.ports import Desk
 
@@ -15,14 +16,17 @@ from .description import reference
 from .documents import UnsupportedType, load_mapping
 from .metrics import Metrics
 from .problems import Problem, invalid
+from .scoped import ScopedDesk
 from .settings import ApiSettings
 
 Model = TypeVar("Model", bound=schemas.Request)
 
 
 def get_desk(request: Request) -> Desk:
+    """As whoever asks sees it."""
     desk: Desk = request.app.state.desk
-    return desk
+    principal: Principal | None = request.state.principal
+    return ScopedDesk(desk, principal) if principal is not None and principal.projects else desk
 
 
 def get_settings(request: Request) -> ApiSettings:

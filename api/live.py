@@ -19,6 +19,7 @@ import anyio
 from fastapi.sse import format_sse_event
 from pydantic import BaseModel
 
+from orchestrator.domain.access import LOCAL, Principal
 from orchestrator.domain.errors import EverstepError, NotFound, Refused
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.ids import JobId
@@ -80,14 +81,19 @@ class Lookout:
             return self._jobs, self._nodes
 
 
-async def live_stream(desk: Desk, lookout: Lookout, after: Mapping[JobId, str], metrics: Metrics) -> AsyncIterator[bytes]:
+async def live_stream(
+    desk: Desk, lookout: Lookout, after: Mapping[JobId, str], metrics: Metrics, principal: Principal = LOCAL
+) -> AsyncIterator[bytes]:
     """after: the jobs that are watched, and where the reader stands in each. Ends where the store does not answer."""
     metrics.streams.inc()
     told: asyncio.Queue[Message | None] = asyncio.Queue(MAX_WAITING)
     reached = dict(after)
     tasks = [
         asyncio.ensure_future(_ending(told, part))
-        for part in (_states(lookout), *(part for job, place in after.items() for part in _watch(desk, job, place)))
+        for part in (
+            _states(lookout, principal),
+            *(part for job, place in after.items() for part in _watch(desk, job, place)),
+        )
     ]
     try:
         yield format_sse_event(retry=RETRY_MS)
@@ -125,12 +131,13 @@ def _watch(desk: Desk, job: JobId, after: str) -> tuple[AsyncIterator[Message], 
     return _happenings(desk, job, after, stirred), _page(desk, job, stirred)
 
 
-async def _states(lookout: Lookout) -> AsyncIterator[Message]:
+async def _states(lookout: Lookout, principal: Principal) -> AsyncIterator[Message]:
     jobs: dict[str, views.JobSummary] = {}
     nodes: list[views.NodeView] | None = None
     pulsed_at = 0.0
     while True:
-        seen, here = await lookout.look()
+        all_jobs, here = await lookout.look()
+        seen = {id: summary for id, summary in all_jobs.items() if principal.reaches(summary.project)}
         for id, summary in reversed(list(seen.items())):
             if jobs.get(id) != summary:
                 yield "summary", summary, ""

@@ -20,6 +20,7 @@ from orchestrator.domain.errors import FieldProblem, Refused
 from orchestrator.domain.queue import MAX_PRIORITY
 from orchestrator.domain.size import Size
 from orchestrator.domain.spec import (
+    MAX_MICRO_BATCHES,
     Auto,
     Backend,
     CheckpointSpec,
@@ -138,7 +139,7 @@ class DataSection(Request):
 
 class TrainSection(Request):
     steps: Annotated[Whole, Field(ge=1, le=10**9)]
-    micro_batches: Annotated[Whole, Field(ge=1, le=1024)]
+    micro_batches: Annotated[Whole, Field(ge=1, le=MAX_MICRO_BATCHES)]
     micro_batch_size: Annotated[Whole, Field(ge=1, le=65536)]
     sequence: Annotated[Whole, Field(ge=1, le=1 << 20)]
     seed: Annotated[Whole, Field(ge=0, le=2**53 - 1)] = _default(TrainSpec, "seed")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
@@ -13,7 +15,7 @@ class ApiSettings:
     chaos: bool = False
     """Whether POST /api/v1/faults may kill ranks and nodes."""
     version: str = "0"
-    allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")
+    allowed_hosts: tuple[str, ...] = LOOPBACK
     """Names that may stand in a request's Host and Origin headers, with any port."""
     max_body_bytes: int = 1 << 20
     max_log_bytes: int = 1 << 20
@@ -25,6 +27,18 @@ class ApiSettings:
     max_metric_jobs: int = 50
     """Newest jobs that get series of their own in /metrics."""
     health_timeout_s: float = 3.0
+    requests_per_s: float = 1000.0
+    """Of one token, in the long run,"""
+    burst: float = 5000.0
+    """and at once."""
+    max_open_requests: int = 2000
+    """Of one token at a time, event streams included."""
+    mistakes_per_s: float = 0.5
+    """Wrong tokens from one address, in the long run,"""
+    mistakes_burst: float = 30.0
+    """and at once; beyond it nothing from there is answered."""
+    local_digest: str = ""
+    """Hash of the state folder's own token; "": there is none."""
 
     def log_dir(self, job: str) -> Path:
         return self.state_dir / "jobs" / job / "logs"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import urllib.request
+from urllib.request import Request
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from api.client.credentials import headers_for
 
 from .cluster import NotMeasured
 
@@ -16,7 +19,7 @@ def false_alarms(url: str, job: str) -> int:
     # A proxy of the environment must not see requests to this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{url}/metrics", timeout=10) as answer:
+        with opener.open(Request(f"{url}/metrics", headers=headers_for(url)), timeout=10) as answer:
             found = gauge(answer.read().decode(), FALSE_ALARMS, job)
     except OSError as error:
         raise NotMeasured(f"{url}/metrics does not answer within 10 s: {error}") from error

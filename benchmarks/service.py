@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from deploy.owner import own_token
 from orchestrator.adapters.embedded_redis import EmbeddedRedis, free_port
 from orchestrator.adapters.processes import ProcessId, wait_for_end
 from orchestrator.adapters.redis_store import RedisStore
@@ -55,7 +56,7 @@ class Service:
     @property
     def headers(self) -> Mapping[str, str]:
         """What every request carries."""
-        return {}
+        return {"Authorization": f"Bearer {own_token(self.state_dir)}"}
 
     def connection(self, timeout_s: float = 10.0) -> Connection:
         return Connection(self.port, self.headers, timeout_s)

@@ -6,17 +6,23 @@ Several may run on one Redis. Configured by flags, the environment and a file: `
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 import uvicorn
 
 from api.app import create_app
-from api.config import Config, is_loopback
+from api.config import Config
+from api.settings import ApiSettings
+from api.tokens import digest
 from orchestrator.adapters.plan_process import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.redis_desk import RedisDesk
+from orchestrator.adapters.redis_keyring import RedisKeyring
+from orchestrator.domain.errors import Refused
 
 from . import configured, logs
+from .owner import own_token, require_auth
 
 FLAGS = ("api.host", "api.port", "api.chaos")
 
@@ -24,20 +30,28 @@ FLAGS = ("api.host", "api.port", "api.chaos")
 def main() -> None:
     config = configured.resolved(configured.parser(__doc__, FLAGS, "everstep api").parse_args()).config
     logs.configure(config.log, "api")
-    if not is_loopback(config.api.host):
-        raise SystemExit(
-            f"api.host is {config.api.host}, where others can reach it, and nobody is asked who they are; use 127.0.0.1"
-        )
+    try:
+        require_auth(config.api.host, config.api.auth == "required")
+    except Refused as error:
+        raise SystemExit(error.message) from error
     asyncio.run(serve(config))
 
 
 async def serve(config: Config) -> None:
-    desk = RedisDesk(configured.redis_address(config), timeout_s=0.9)
-    app = create_app(desk, config.api_settings(_version()), ThreadForeseer(SubprocessProber()))
+    address = configured.redis_address(config)
+    desk = RedisDesk(address, timeout_s=0.9)
+    keyring = RedisKeyring(address, timeout_s=0.9)
+    app = create_app(
+        desk,
+        _settings(config),
+        ThreadForeseer(SubprocessProber()),
+        keyring if config.api.auth == "required" else None,
+    )
     served = uvicorn.Config(
         app,
         host=config.api.host,
         port=config.api.port,
+        server_header=False,
         lifespan="off",
         log_config=None,
         log_level=config.log.level,
@@ -48,6 +62,13 @@ async def serve(config: Config) -> None:
         await uvicorn.Server(served).serve()
     finally:
         await desk.close()
+        await keyring.close()
+
+
+def _settings(config: Config) -> ApiSettings:
+    found = config.api_settings(_version())
+    hosts = tuple(dict.fromkeys((*found.allowed_hosts, config.api.host)))
+    return replace(found, allowed_hosts=hosts, local_digest=digest(own_token(config.root)))
 
 
 def _version() -> str:

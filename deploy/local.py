@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from api.client.credentials import forget_server, note_server
 from orchestrator.adapters.embedded_redis import EmbeddedRedis, free_port, is_taken
 from orchestrator.adapters.local_nodes import LOOPBACK, LocalNodes, NodeSpec, parse_nodes
 from orchestrator.adapters.processes import ProcessId, end, exclusively, marked
@@ -26,6 +27,7 @@ from orchestrator.domain.ids import NodeId
 
 from . import configured
 from .keeper import API, KEEPER, SUPERVISOR, start_detached, without_ray
+from .owner import own_token
 from .settings import Places, Server
 
 __all__ = ["LocalCluster", "NodeSpec", "down", "up"]
@@ -43,6 +45,11 @@ class LocalCluster:
 
     url: str
     state_dir: Path
+
+    @property
+    def token(self) -> str:
+        """Its owner's."""
+        return own_token(self.state_dir)
 
     def kill_node(self, name: str) -> None:
         """Every process of it, at once. Raises NotFound."""
@@ -159,6 +166,10 @@ def _serve(places: Places, url: str, num_nodes: int, began: float, say: Say) -> 
     keeper = places.process(KEEPER)
     assert keeper is not None  # looked at in _until_ready
     Server(url=url, pid=keeper.pid, state_dir=str(places.state_dir)).write(places.server)
+    note_server(url, places.state_dir)
+    _, code = _get(f"{url}/api/v1/session/codes", places, "POST")
+    if isinstance(code, dict) and "path" in code:
+        say(f"dashboard  {url}{code['path']}  (signs a browser in, once, within ten minutes; again: everstep login)")
     return LocalCluster(url, places.state_dir)
 
 
@@ -175,7 +186,7 @@ def _until_ready(places: Places, url: str, num_nodes: int, began: float, say: Sa
         if not ready:
             problem = str(body.get("detail", body)) if isinstance(body, dict) else str(body)
         else:
-            _, listed = _get(f"{url}/api/v1/nodes")
+            _, listed = _get(f"{url}/api/v1/nodes", places)
             seen, unknown = _looked_at(listed if isinstance(listed, list) else [], say)
             if seen >= num_nodes and not unknown:
                 say(f"supervisor and API ready after {time.monotonic() - began:.1f} s: {url}")
@@ -196,10 +207,12 @@ def _looked_at(nodes: Sequence[Mapping[str, object]], say: Say) -> tuple[int, in
     return len(here), unknown
 
 
-def _get(url: str) -> tuple[bool, object]:
-    """Whether it was answered with success, and the JSON of the answer or what went wrong."""
+def _get(url: str, places: Places | None = None, method: str = "GET") -> tuple[bool, object]:
+    """Whether it was answered with success, and the JSON of the answer or what went wrong. places: whose token is shown."""
+    headers = {"Authorization": f"Bearer {own_token(places.state_dir)}"} if places else {}
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=2) as answer:
+        asked = urllib.request.Request(url, headers=headers, method=method)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=2) as answer:
             return True, json.load(answer)
     except urllib.error.HTTPError as error:
         try:
@@ -215,6 +228,8 @@ def _get(url: str) -> tuple[bool, object]:
 
 def _stop(places: Places) -> None:
     """First who would start others again, then who uses others, then the others."""
+    if (server := Server.read(places.server)) is not None:
+        forget_server(server.url)
     places.server.unlink(missing_ok=True)
     for names in ((KEEPER,), (API, SUPERVISOR)):
         if not end([process for name in names if (process := places.process(name))], STOP_S):

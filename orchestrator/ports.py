@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .domain.access import AuditEntry, Token
 from .domain.admission import Admission, Checked
 from .domain.checkpoint import CheckpointRef
 from .domain.cluster import Node
@@ -149,6 +150,49 @@ class Desk(Protocol):
 
     async def health(self) -> dict[str, str]:
         """Name of each check -> "ok" or what is wrong, in words."""
+        ...
+
+
+class Keyring(Protocol):
+    """Who may speak to the API, and what they asked for. Only hashes of what people hold are ever given to it.
+
+    Every method raises Unavailable where the store does not answer.
+    """
+
+    async def add_token(self, token: Token) -> None:
+        """Raises Conflict where there are too many."""
+        ...
+
+    async def tokens(self) -> tuple[tuple[Token, float | None], ...]:
+        """Oldest first, those revoked lately included; each with the instant it was used last."""
+        ...
+
+    async def token(self, id: str) -> Token | None: ...
+
+    async def token_with(self, digest: str) -> Token | None:
+        """Revoked and expired ones too."""
+        ...
+
+    async def revoke(self, id: str, at: float) -> Token:
+        """Raises NotFound; twice is no error."""
+        ...
+
+    async def note_use(self, id: str, at: float) -> None: ...
+
+    async def add_pass(self, kind: str, digest: str, holder: str, ttl_s: int) -> None:
+        """Let whoever shows what hashes to `digest` be `holder` for so long. kind: session, code."""
+        ...
+
+    async def pass_of(self, kind: str, digest: str, *, once: bool = False) -> str | None:
+        """Its holder; with `once` it is good for nobody after this."""
+        ...
+
+    async def end_pass(self, kind: str, digest: str) -> None: ...
+
+    async def record(self, entry: AuditEntry) -> None: ...
+
+    async def audit(self, limit: int, before: str | None) -> tuple[tuple[str, AuditEntry], ...]:
+        """Newest first, older than the entry with id `before`."""
         ...
 
 

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -18,6 +19,7 @@ from orchestrator.adapters.plan_process import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.domain.ids import Generation
 from orchestrator.domain.job import Running
+from orchestrator.ports import Keyring
 
 from .desk import PlayedDesk, a_plan, first_generation
 
@@ -49,10 +51,19 @@ class Served:
 
 
 @contextmanager
-def serve(state_dir: Path, *, port: int = 0, desk: PlayedDesk | None = None, chaos: bool = True) -> Iterator[Served]:
+def serve(
+    state_dir: Path,
+    *,
+    port: int = 0,
+    desk: PlayedDesk | None = None,
+    chaos: bool = True,
+    keyring: Keyring | None = None,
+    **changes: Any,
+) -> Iterator[Served]:
+    """changes: of the settings. Without a keyring nobody is asked who they are."""
     desk = desk or PlayedDesk()
-    settings = ApiSettings(state_dir=state_dir, chaos=chaos, version="1.2.3", idle_check_s=0.05, ping_s=0.3)
-    app = create_app(desk, settings, ThreadForeseer(SubprocessProber()))
+    quick = ApiSettings(state_dir=state_dir, chaos=chaos, version="1.2.3", idle_check_s=0.05, ping_s=0.3)
+    app = create_app(desk, replace(quick, **changes), ThreadForeseer(SubprocessProber()), keyring)
     config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
 

@@ -11,6 +11,7 @@ import typer
 from api.client.errors import ClientError
 
 from . import (
+    access,
     adopt,
     bundle,
     chaos,
@@ -80,6 +81,7 @@ queue.register(app)
 checkpoints.register(app)
 adopt.register(app)
 chaos.register(app)
+access.register(app)
 top.register(app)
 bundle.register(app)
 tensorboard.register(app)

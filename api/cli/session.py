@@ -5,7 +5,7 @@
 | 0    | done; the job succeeded               |
 | 1    | the server refused or failed          |
 | 2    | wrong usage, or a job file that can't work |
-| 3    | a checkpoint is not what was written, or not like another |
+| 3    | not allowed: no token, a wrong one, or one without the role; a checkpoint is not what was written |
 | 4    | no server answered                    |
 | 100  | the job failed                        |
 | 101  | the job has not finished              |
@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +30,13 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from api.client import ApiError, Client, StillRunning, Unreachable
+from api.client.credentials import TOKEN, TOKEN_FILE
 from api.client.errors import ClientError
+from api.tokens import FILE
 from orchestrator.domain.errors import Refused
 
 OK, REFUSED, USAGE, BAD, UNREACHABLE = 0, 1, 2, 3, 4
+NOT_ALLOWED = 3
 FAILED, NOT_FINISHED, NOT_FOUND, CANCELLED, DETACHED = 100, 101, 102, 103, 130
 JOB_EXIT = {"SUCCEEDED": OK, "FAILED": FAILED, "CANCELLED": CANCELLED}
 DEFAULT_STATE_DIR = Path("~/.everstep")
@@ -46,13 +50,25 @@ class Session:
 
     def client(self, retry_s: float = 2.0) -> Client:
         """Raises Unreachable where no server is known."""
-        return Client(self.url or server_url(self.state_dir), retry_s=retry_s)
+        if self.url:
+            return Client(self.url, retry_s=retry_s)
+        return Client(server_url(self.state_dir), token=own_token(self.state_dir), retry_s=retry_s)
 
 
 def session_of(ctx: typer.Context) -> Session:
     found = ctx.find_object(Session)
     assert found is not None
     return found
+
+
+def own_token(state_dir: Path) -> str | None:
+    """Of the state folder, unless the environment names another one."""
+    if os.environ.get(TOKEN) or os.environ.get(TOKEN_FILE):
+        return None
+    try:
+        return (state_dir / FILE).read_text()
+    except OSError:
+        return None
 
 
 def server_url(state_dir: Path) -> str:
@@ -88,7 +104,7 @@ class Guarded(TyperGroup):
             fail("Refused", error.message, [f"{p.field}: {p.message}" for p in error.problems[1:]])
             raise typer.Exit(USAGE) from error
         except ApiError as error:
-            code = {404: NOT_FOUND, 415: USAGE, 422: USAGE}.get(error.status, REFUSED)
+            code = {401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 415: USAGE, 422: USAGE}.get(error.status, REFUSED)
             details = [f"{item.get('field')}: {item.get('message')}" for item in error.errors[1:]]
             fail("Not found" if code == NOT_FOUND else "Refused", error.detail, details)
             raise typer.Exit(code) from error

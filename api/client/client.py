@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import httpx2
 
+from api.access_shapes import DAY_S, AuditPage, MintedView, TokenView, WhoView
 from api.chaos import FaultRequest
 from api.plan_views import ForecastView
 from api.views import (
@@ -34,8 +35,9 @@ from api.views import (
     WaitingView,
 )
 
-from . import calls
+from . import access_calls, calls
 from .calls import BEGINNING, Call, JobLike, LogChunk, read_job_file
+from .credentials import headers_for
 from .errors import ApiError, StillRunning, Unreachable
 from .job import Job
 from .retry import Budget
@@ -46,15 +48,25 @@ T = TypeVar("T")
 
 
 class Client:
-    """Raises ApiError, Unreachable. retry_s: how long to try a server that does not answer (it may be restarting)."""
+    """Raises ApiError, Unreachable. retry_s: how long to try a server that does not answer (it may be restarting).
+
+    token: where it is left out, EVERSTEP_TOKEN, the file EVERSTEP_TOKEN_FILE, or that of a server you have started here.
+    """
 
     def __init__(
-        self, base_url: str, *, timeout_s: float = 10.0, retry_s: float = 10.0, headers: Mapping[str, str] | None = None
+        self,
+        base_url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 10.0,
+        retry_s: float = 10.0,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._retry_s = retry_s
+        given = headers_for(self.base_url, token) | dict(headers or {})
         # A proxy of the environment must not see requests to this machine.
-        self._http = httpx2.Client(base_url=self.base_url, timeout=timeout_s, trust_env=False, headers=headers)
+        self._http = httpx2.Client(base_url=self.base_url, timeout=timeout_s, trust_env=False, headers=given)
 
     def __enter__(self) -> Self:
         return self
@@ -273,6 +285,39 @@ class Client:
 
     def server_version(self) -> str:
         return self.send(calls.health_version())
+
+    # --- access --------------------------------------------------------------------------------------------------------
+
+    def whoami(self) -> WhoView:
+        """Whose token this client has, and what it may do."""
+        return self.send(access_calls.whoami())
+
+    def create_token(
+        self,
+        name: str,
+        roles: Sequence[str] = ("operator",),
+        *,
+        projects: Sequence[str] = (),
+        expires_s: float | None = 90 * DAY_S,
+    ) -> MintedView:
+        """Its text is in this answer and nowhere else. expires_s: from now; None: never."""
+        return self.send(access_calls.create_token(name, roles, projects, expires_s))
+
+    def tokens(self) -> list[TokenView]:
+        """Oldest first."""
+        return self.send(access_calls.tokens())
+
+    def revoke_token(self, token: str) -> TokenView:
+        """By its id."""
+        return self.send(access_calls.revoke_token(token))
+
+    def login_link(self) -> str:
+        """Signs a browser in, once, with the rights of this client's token."""
+        return f"{self.base_url}{self.send(access_calls.login_code()).path}"
+
+    def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
+        """What was asked for, newest first."""
+        return self.send(access_calls.audit(limit, cursor))
 
     # --- sending -------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -24,6 +25,7 @@ from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
 
 from .. import projections, views
+from ..access import ThePrincipal
 from ..deps import TheDesk, TheJobId, TheKey, body_of, document, get_text, parse
 from ..ids import new_job_id
 from ..problems import Problem, conflict
@@ -40,17 +42,25 @@ MAX_PAGES = 50
 
 @router.post("", status_code=201, openapi_extra=document(JobFile))
 async def submit(
-    request: Request, response: Response, desk: TheDesk, key: TheKey, text: Annotated[str, Depends(get_text)]
+    request: Request,
+    response: Response,
+    desk: TheDesk,
+    principal: ThePrincipal,
+    key: TheKey,
+    text: Annotated[str, Depends(get_text)],
 ) -> views.SubmittedView:
     """Record a job. The same Idempotency-Key with the same job answers 200 and the first job; with another job, 422."""
-    spec = read(JobFile, parse(text, request)).to_spec()
+    job_file = read(JobFile, parse(text, request))
+    spec = job_file.to_spec()
+    if "project" not in job_file.model_fields_set and principal.projects:
+        spec = replace(spec, project=principal.projects[0])
     now = time.time()
     # Of what was asked, not of how it was written: a key survives a change of format or whitespace.
     body_hash = hashlib.sha256(dumps(spec)).hexdigest()
     try:
-        job, is_new = await desk.submit(new_job_id(now), spec, now, key, body_hash)
+        job, is_new = await desk.submit(new_job_id(now), spec, now, key and f"{principal.id}:{key}", body_hash)
     except Conflict as error:
-        detail = f"Idempotency-Key {key!r} was used for another job; send a new key ({error})"
+        detail = f"Idempotency-Key {key!r} was used for another job; send a new key"
         raise Problem(422, "key-reused", detail) from error
     shown = projections.submitted(await desk.get(job))
     response.headers["Location"] = shown.url

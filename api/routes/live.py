@@ -9,6 +9,7 @@ from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse
 
 from .. import views
+from ..access import ThePrincipal
 from ..deps import TheDesk, TheMetrics
 from ..description import reference
 from ..live import Lookout, live_stream, places
@@ -37,6 +38,7 @@ async def live(
     request: Request,
     desk: TheDesk,
     metrics: TheMetrics,
+    principal: ThePrincipal,
     watch: Annotated[list[str] | None, Query(description="JOB or JOB:ID: what happens to it, after that id.")] = None,
     last_event_id: Annotated[str | None, Header(max_length=4000)] = None,
 ) -> Response:
@@ -54,4 +56,4 @@ async def live(
         await desk.get(job)
     lookout: Lookout = request.app.state.lookout
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return EventSourceResponse(live_stream(desk, lookout, after, metrics), headers=headers)
+    return EventSourceResponse(live_stream(desk, lookout, after, metrics, principal), headers=headers)

@@ -12,6 +12,10 @@ commands                stream: what users ask
 job:<id>                the record
 job:<id>:history|steps  streams with ids 1-0, 2-0, ... of one count over both, so that one id places a reader in both
 job:<id>:ids            hash: the newest id (last), of each stream (history, steps), the submission's hash (body)
+tokens, tokens:by       hashes: id -> token; digest of its text -> id
+tokens:used             hash: id -> when it was used last
+session|code:<digest>   id of the token that a browser's session or a login link stands for
+audit                   stream: who asked for what, and what came of it
 key:<key>               Idempotency-Key -> "job body-hash"
 request:<id>            the answer to a write whose answer may have been lost
 probe                   written and read back by health checks
@@ -40,6 +44,10 @@ PROJECTS = PREFIX + "projects"
 QUEUE = PREFIX + "queue"
 COMMANDS = PREFIX + "commands"
 PROBE = PREFIX + "probe"
+TOKENS = PREFIX + "tokens"
+TOKENS_BY = PREFIX + "tokens:by"
+TOKENS_USED = PREFIX + "tokens:used"
+AUDIT = PREFIX + "audit"
 
 HISTORY, STEPS = "history", "steps"
 ENTRY, PREVIOUS = "e", "p"
@@ -48,6 +56,10 @@ ENTRY, PREVIOUS = "e", "p"
 
 def job(id: JobId) -> str:
     return f"{PREFIX}job:{id}"
+
+
+def access_pass(kind: str, digest: str) -> str:
+    return f"{PREFIX}{kind}:{digest}"
 
 
 def ids(id: JobId) -> str:

@@ -28,6 +28,10 @@ class DataSpec:
     """The field of each .jsonl record that holds the text."""
 
 
+MAX_MICRO_BATCHES = 4096
+"""Of a step: the loss of each is kept on every rank's page, told with every step, and written with a job's record."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
     """The mathematics. A step is micro_batches x micro_batch_size sequences of `sequence` tokens, whatever the plan."""
@@ -149,7 +153,7 @@ class JobSpec:
     priority: int = 0
     """Jobs of a higher one come first in the queue, and take devices from running ones of a lower one."""
     project: str = "default"
-    """Whose quota its devices count against."""
+    """Whose quota its devices count against; tokens may be limited to projects."""
     start_by_s: float = 0.0
     """It fails where it has not begun to train so long after it was submitted; 0: it waits for ever."""
     max_runtime_s: float = 0.0

@@ -15,7 +15,7 @@ from orchestrator.domain.cluster import EMULATED_FORWARD, speed_of
 from orchestrator.domain.foresight import ClusterSketch, NodeSketch
 from orchestrator.domain.kinds import KINDS, DeviceKind
 from orchestrator.domain.profile import Profile, splits_a_block
-from orchestrator.domain.spec import JobSpec
+from orchestrator.domain.spec import MAX_MICRO_BATCHES, JobSpec
 
 from .ask import Ask, Batch
 from .compose import Limits
@@ -29,8 +29,6 @@ STEP = 1.1
 """Ratio of two measured times that are told apart."""
 EXACT_BYTES = 8
 """More per parameter in exact mode: the sum of its gradients is kept as an integer."""
-MAX_IDS = 1024
-"""Micro-batches that a job may have."""
 MAX_TP = 64
 """No node has more devices that are linked to each other."""
 
@@ -116,7 +114,7 @@ def freed(ask: Ask, spec: JobSpec) -> Ask:
     batches = tuple(
         Batch(samples=size, micro_batches=total // size)
         for size in sizes
-        if size and total % size == 0 and total // size <= max(MAX_IDS, train.micro_batches)
+        if size and total % size == 0 and total // size <= MAX_MICRO_BATCHES
     )
     return replace(ask, batches=batches, recompute=(False, True))
 

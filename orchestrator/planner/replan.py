@@ -1,7 +1,7 @@
 """What to run when devices are lost: drop the pipelines that broke, mend them, or cut everything anew, whichever costs
 least.
 
-    absorb     the pipelines that are whole take the ids of those that are not        nothing moves
+    absorb     the pipelines that are whole take the ids of those that are not        what they own is cut anew
     repair     idle groups, then those of other broken pipelines, take lost places    their layers move
     re-shape   the best plan for what is left, roles given so that least moves        the difference moves
 
@@ -179,10 +179,10 @@ class _Loss:
     def takes(self, group: Group) -> bool:
         return group[0].node in self.gone or any(device in self.dead for device in group)
 
-    def whole(self) -> list[tuple[Track, Pipeline]]:
-        """Pipelines that go on."""
+    def whole(self) -> dict[int, tuple[Track, Pipeline]]:
+        """Pipelines that go on, by their number."""
         pairs = zip(self.index.tracks, self.current.plan.pipelines, strict=True)
-        return [pair for number, pair in enumerate(pairs) if number not in self.broken]
+        return {number: pair for number, pair in enumerate(pairs) if number not in self.broken}
 
 
 def _bench(current: Current, outlook: Outlook) -> Bench:
@@ -198,18 +198,20 @@ def _running(
     loss: _Loss,
     outlook: Outlook,
     bench: Bench,
-    kept: Sequence[tuple[Track, Pipeline]],
+    kept: Mapping[int, tuple[Track, Pipeline]],
     rung: Rung,
     moved_bytes: float,
     seconds: float,
     horizon: float,
 ) -> Change | None:
-    """These pipelines, with the step's ids shared out anew; None where they are too few or do not fit memory."""
+    """These pipelines, by their number, with the step's ids shared out anew; None where they are too few or do not fit
+    memory.
+    """
     current = loss.current
     if not kept or (outlook.ask.limits.replicas or len(kept)) != len(kept):
         return None
     by_track: dict[Track, list[Pipeline]] = {}
-    for track, pipeline in kept:
+    for _, (track, pipeline) in sorted(kept.items()):
         by_track.setdefault(track, []).append(pipeline)
     replicas = len(kept)
     network = min(bench.classes[index].kind.network_gb_s for track in by_track for index in set(track.classes))
@@ -222,6 +224,10 @@ def _running(
     if overfull(bench, members, replicas):
         return None
     breakdown = price(bench, members)
+    recut = _recut_bytes(bench, sorted(kept), len(current.plan.pipelines)) * current.proposal.tp
+    moved_bytes += recut
+    slowest = min(bench.classes[index].kind.network_gb_s for track in by_track for index in set(track.classes)) * 1e9
+    seconds += recut / (slowest * current.proposal.tp * sum(track.depth for track, _ in kept.values()))
     return Change(
         rung=rung,
         proposal=_with(current.proposal, members, breakdown),
@@ -230,6 +236,21 @@ def _running(
         cost_s=FORM_S + seconds + horizon * breakdown.total,
         kept=tuple(tuple(mine) for mine in by_track.values()),
     )
+
+
+def _recut_bytes(bench: Bench, kept: Sequence[int], before: int) -> float:
+    """Master weights and moments of one tp rank's part of the model that change places because fewer pipelines share them
+    out, mirrors counted as what they mirror: as if all held the same layers, and owned alike.
+
+    Each owned the part of its number; those that are left own one after another again, in the same order.
+    """
+    if list(kept) == list(range(before)):
+        return 0.0
+    stays = sum(
+        max(0.0, min((place + 1) / len(kept), (number + 1) / before) - max(place / len(kept), number / before))
+        for place, number in enumerate(kept)
+    )
+    return bench.params[-1] * bench.rules.owned_bytes * (1 + bench.rules.mirrors) * (1.0 - stays)
 
 
 def _with(proposal: Proposal, members: tuple[Member, ...], breakdown: Breakdown) -> Proposal:
@@ -271,7 +292,7 @@ def _repaired(loss: _Loss, outlook: Outlook, bench: Bench, horizon: float) -> Ch
                 slowest = max(slowest, each / (bench.classes[where].kind.network_gb_s * 1e9))
             stages.append(stage)
         else:
-            kept.append((track, replace(pipeline, stages=tuple(stages))))
+            kept[number] = (track, replace(pipeline, stages=tuple(stages)))
     return _running(loss, outlook, bench, kept, Rung.REPAIR, moved, slowest, horizon) if moved else None
 
 
@@ -286,6 +307,12 @@ def _state_bytes(bench: Bench, replicas: int) -> float:
 
 def _reshaped(loss: _Loss, fresh: Proposal, bench: Bench, horizon: float) -> Change:
     moved, seconds = _to_move(loss, fresh, bench)
+    before = len(loss.current.plan.pipelines)
+    # Who takes whose place is not known yet: those that go on keep their order, as they would if all were absorbed.
+    kept = [*sorted(loss.whole()), *range(before, before + fresh.replicas)][: fresh.replicas]
+    recut = _recut_bytes(bench, kept, before) * fresh.tp
+    moved += recut
+    seconds += recut / (min(one.kind.network_gb_s for one in bench.classes) * 1e9 * fresh.num_devices)
     return Change(
         rung=Rung.RESHAPE,
         proposal=fresh,
@@ -361,15 +388,31 @@ def placed(change: Change, current: Current, nodes: Sequence[NodeId] = (), devic
         used = set(current.plan.devices)
         left = current.machines.without(nodes, devices)
         return place(change.proposal, left, reason=change.reason, prefer=lambda group: group[0] not in used)
+    counted = [
+        (pipeline, number)
+        for mine, member in zip(change.kept, change.proposal.members, strict=True)
+        for pipeline, number in zip(mine, member.ids, strict=True)
+    ]
     pipelines, first = [], 0
-    for mine, member in zip(change.kept, change.proposal.members, strict=True):
-        for pipeline, number in zip(mine, member.ids, strict=True):
-            pipelines.append(Pipeline(stages=pipeline.stages, micro_batches=tuple(range(first, first + number))))
-            first += number
+    # In the order they had: who owns what follows from that.
+    for pipeline, number in sorted(counted, key=lambda one: _number(one[0], current.plan)):
+        pipelines.append(replace(pipeline, micro_batches=tuple(range(first, first + number))))
+        first += number
     return Plan(pipelines=tuple(pipelines), reason=change.reason, domains=current.plan.domains)
 
 
+def _number(pipeline: Pipeline, plan: Plan) -> int:
+    """Which one it was: the one that most of its devices were in."""
+    seats = (plan.seat_of.get(device) for stage in pipeline.stages for device in stage.devices)
+    found = Counter(seat.pipeline for seat in seats if seat is not None)
+    return min(found, key=lambda number: (-found[number], number), default=len(plan.pipelines))
+
+
 # --- words ---------------------------------------------------------------------------------------------------------------
+
+
+def _of_state(moved: float) -> str:
+    return f" and {moved / 1e9:.3g} GB of their state" if moved else " and nothing moves"
 
 
 def _why(best: Change, options: Sequence[Change], broken: int, pipelines: int) -> str:
@@ -379,7 +422,7 @@ def _why(best: Change, options: Sequence[Change], broken: int, pipelines: int) -
         if one.rung is not best.rung
     ]
     what: Mapping[Rung, str] = {
-        Rung.ABSORB: "the others take their ids and nothing moves",
+        Rung.ABSORB: f"the others take their ids{_of_state(best.moved_bytes)}",
         Rung.REPAIR: f"lost places are filled and {best.moved_bytes / 1e9:.3g} GB move",
         Rung.RESHAPE: f"everything is cut anew and {best.moved_bytes / 1e9:.3g} GB move",
     }

@@ -164,6 +164,8 @@ class _Cycle:
         self.arbitrated = None  # what was told may have changed it
         nodes = {node.id: node for node in self.nodes or ()}
         for job in list(self.jobs):
+            if self._waits_on(job):
+                continue
             draft = self._draft(job)
             if not draft.is_over:
                 commit_ready_checkpoints(draft)
@@ -427,6 +429,16 @@ class _Cycle:
                 self.projects,
             )
         return self.arbitrated
+
+    def _waits_on(self, job: JobId) -> bool:
+        """Nothing has been told of it, and it waits for what it waited for in the step before: most of a long queue."""
+        record, before = self.jobs[job], self.before.arbitrated
+        if job in self.drafts or not isinstance(record.state, Queued) or self.nodes is None or before is None:
+            return False
+        is_timed = record.spec.start_by_s or record.pause is not None or record.injected
+        allotment = self._arbitration().allotment(job)
+        is_told = allotment is not None and allotment.wait is not None and allotment.wait.reason is record.turn.wait
+        return is_told and not is_timed and self._arbitration().answer is before.answer and job in before.claims
 
     def _record(self, job: JobId) -> JobRecord:
         return self.drafts[job].record if job in self.drafts else self.jobs[job]

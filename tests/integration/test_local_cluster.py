@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from api.client.credentials import headers_for
 from deploy.keeper import API, KEEPER, SUPERVISOR
 from deploy.local import LocalCluster, NodeSpec, down, status, up
 from deploy.settings import Places
@@ -53,8 +54,10 @@ def left_of(state_dir: Path) -> tuple[ProcessId, ...]:
     return marked({CLUSTER_MARK: ray_environment.for_state_dir(state_dir).cluster})
 
 
-def get(url: str, timeout_s: float = 3) -> Any:
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=timeout_s) as answer:
+def get(url: str, timeout_s: float = 3, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers_for(url)})
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=timeout_s) as answer:
         return json.load(answer)
 
 
@@ -129,14 +132,12 @@ def test_api_ends_within_seconds_while_a_stream_is_open(cluster: LocalCluster, s
         "train": {"steps": 5, "micro_batches": 8, "micro_batch_size": 1, "sequence": 32},
         "parallel": {"tp": 1, "pp": 1, "dp": 8},
     }
-    request = urllib.request.Request(
-        f"{cluster.url}/api/v1/jobs", json.dumps(job).encode(), {"Content-Type": "application/json"}
-    )
-    id = get(request)["id"]  # type: ignore[arg-type]
+    id = get(f"{cluster.url}/api/v1/jobs", body=job)["id"]
     host, port = cluster.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=15) as reader:
         reader.sendall(
-            f"GET /api/v1/jobs/{id}/events HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n\r\n".encode()
+            f"GET /api/v1/jobs/{id}/events HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n"
+            f"Authorization: Bearer {cluster.token}\r\n\r\n".encode()
         )
         seen = b""
         while b"submitted" not in seen:

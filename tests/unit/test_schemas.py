@@ -138,9 +138,9 @@ def test_the_programs_own_settings_pass_unread() -> None:
         ({"train__steps": True}, "train.steps", "train.steps is true: must be a whole number 1..1000000000"),
         ({"train__steps": 1.5}, "train.steps", "train.steps is 1.5: must be a whole number 1..1000000000"),
         (
-            {"train__micro_batches": 2000},
+            {"train__micro_batches": 5000},
             "train.micro_batches",
-            "train.micro_batches is 2000: must be a whole number 1..1024",
+            "train.micro_batches is 5000: must be a whole number 1..4096",
         ),
         ({"train__dtype": "fp16"}, "train.dtype", "train.dtype is 'fp16': must be fp32 or bf16"),
         ({"train__beta1": 1}, "train.beta1", "train.beta1 is 1: must be a number at least 0 and less than 1"),

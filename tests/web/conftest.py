@@ -53,6 +53,7 @@ def tabs(browser: Browser, cluster: LocalCluster) -> Iterator[BrowserContext]:
     """One browser as far as storage and workers go; nothing that it opens may complain."""
     context = browser.new_context(base_url=cluster.url, viewport={"width": 1280, "height": 900}, color_scheme="light")
     context.set_default_timeout(30_000)
+    assert context.request.post("/api/v1/session", data={"token": cluster.token}).ok, "signed in, with a cookie of its own"
     complaints: list[str] = []
     context.on("weberror", lambda error: complaints.append(str(error.error)))
     context.on("console", lambda said: complaints.append(said.text) if "Content Security Policy" in said.text else None)

@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from api.client import Client
+from api.client.credentials import headers_for
 from deploy.keeper import API
 from deploy.local import LocalCluster
 from deploy.settings import Places
@@ -108,7 +109,7 @@ def test_eight_tabs_are_told_over_one_stream(tabs: BrowserContext, cluster: Loca
         one.goto(path)
     for one in pages:
         expect(one.locator(".link")).to_have_text("live")
-    with httpx2.Client(base_url=cluster.url, trust_env=False) as http:
+    with httpx2.Client(base_url=cluster.url, trust_env=False, headers=headers_for(cluster.url)) as http:
         eventually(lambda: "everstep_event_stream_clients 1.0" in http.get("/metrics").text, 20)
     seen = _step(pages[2])
     eventually(lambda: _step(pages[2]) > seen and _step(pages[6]) > seen, 20)

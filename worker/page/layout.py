@@ -22,9 +22,10 @@ from orchestrator.domain.copying import Copied
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.spec import MAX_MICRO_BATCHES
 
-PAGE_VERSION = 5
-MAX_IDS = 1024
+PAGE_VERSION = 6
+MAX_IDS = MAX_MICRO_BATCHES
 """Micro-batch ids whose losses fit on a page."""
 MAX_GROUPS = 4096
 """Parameter groups whose maxima fit on a page."""

@@ -8,12 +8,15 @@ import { FaultsPage } from "./pages/faults";
 import { JobsPage } from "./pages/jobs";
 import { NodesPage } from "./pages/nodes";
 import { PlansPage } from "./pages/plans";
+import { SignInPage } from "./pages/signin";
 import { place } from "./router";
 import { server } from "./server";
+import { signOut, who } from "./session";
 
 export function App() {
   const { path } = useStore(place);
   const known = useStore(server);
+  const user = useStore(who);
   return (
     <>
       <a class="skip" href="#main">
@@ -34,9 +37,24 @@ export function App() {
         <ThemeButton />
       </header>
       <StaleBanner />
-      <main id="main">{pageOf(path)}</main>
-      <footer class="foot">Everstep {known?.version ?? ""}</footer>
+      <main id="main">{user === "nobody" ? <SignInPage /> : user ? pageOf(path) : null}</main>
+      <footer class="foot">
+        Everstep {known?.version ?? ""}
+        {user && user !== "nobody" && user.is_session ? <SignedIn name={user.name} /> : null}
+      </footer>
       <Notices />
+    </>
+  );
+}
+
+function SignedIn({ name }: { name: string }) {
+  return (
+    <>
+      {" · "}
+      {name}{" "}
+      <button type="button" class="quiet small" onClick={() => void signOut()}>
+        Sign out
+      </button>
     </>
   );
 }

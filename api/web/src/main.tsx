@@ -4,6 +4,7 @@ import { link } from "./live/link";
 import { applyTheme } from "./parts/theme";
 import { start } from "./router";
 import { learn } from "./server";
+import { enter } from "./session";
 import "./styles/tokens.css";
 import "./styles/base.css";
 import "./styles/parts.css";
@@ -11,6 +12,8 @@ import "./styles/pages.css";
 
 applyTheme();
 start();
-link.connect();
-void learn();
 render(<App />, document.getElementById("app") as HTMLElement);
+void enter(() => {
+  link.connect();
+  void learn();
+});

@@ -32,17 +32,19 @@ def changed(found: Change | NoPlan) -> Change:
     return found
 
 
-def test_soon_changed_again_the_others_take_the_ids_and_nothing_moves() -> None:
+def test_soon_changed_again_the_others_take_the_ids_and_what_the_lost_one_owned() -> None:
     current, outlook = running(a_cluster(("A100", 4, 2)), limits=Limits(least_depth=2, most_depth=2))
     lost = current.plan.nodes[0]
     found = changed(replan(current, outlook, nodes=(lost,), horizon=0.01))
-    assert (found.rung, found.moved_bytes) == (Rung.ABSORB, 0.0)
+    assert found.rung is Rung.ABSORB
+    whole = sum(layer.params(1) for layer in outlook.ask.model.layers) * outlook.ask.rules.owned_bytes
+    assert 0.0 < found.moved_bytes < whole, "shares of the state are cut anew; copies stay where they are"
     plan = placed(found, current, nodes=(lost,))
     assert lost not in plan.nodes
     assert sorted(i for p in plan.pipelines for i in p.micro_batches) == list(range(48))
     before = {p.stages for p in current.plan.pipelines}
     assert all(p.stages in before for p in plan.pipelines), "who goes on keeps its places"
-    assert "nothing moves" in found.reason
+    assert "the others take their ids and" in found.reason and "of their state" in found.reason
 
 
 def test_an_idle_node_takes_a_lost_one_s_place_and_only_its_layers_move() -> None:
@@ -64,6 +66,14 @@ def test_where_no_pipeline_is_whole_everything_is_cut_anew() -> None:
     assert lost not in plan.nodes and found.rung in (Rung.RESHAPE, Rung.REPAIR)
     stages = plan.pipelines[0].stages
     assert (stages[0].first, stages[-1].last) == (0, 10)
+
+
+def test_what_nothing_was_lost_of_moves_nothing() -> None:
+    current, outlook = running(a_cluster(("A100", 5, 1)), limits=Limits(least_depth=2, most_depth=2, replicas=2))
+    (idle,) = {machine.node for machine in current.machines.nodes} - set(current.plan.nodes)
+    found = changed(replan(current, outlook, nodes=(idle,)))
+    assert (found.rung, found.moved_bytes) == (Rung.ABSORB, 0.0)
+    assert placed(found, current, nodes=(idle,)).pipelines == current.plan.pipelines
 
 
 def test_a_far_horizon_takes_the_plan_that_steps_fastest() -> None:

@@ -15,6 +15,7 @@ export type NodeView = Shapes["NodeView"];
 export type FaultView = Shapes["FaultView"];
 export type ForecastView = Shapes["ForecastView"];
 export type ServerView = Shapes["ServerView"];
+export type WhoView = Shapes["WhoView"];
 export type JobStatus = Shapes["JobStatus"];
 
 const api = createClient<paths>({ baseUrl: globalThis.location?.origin ?? "" });
@@ -40,6 +41,13 @@ interface Answer<T> {
   response: Response;
 }
 
+let refused: () => void = () => undefined;
+
+/** What to do when the server no longer knows who asks. */
+export function whenRefused(act: () => void): void {
+  refused = act;
+}
+
 /** The data of an answer. Throws Problem, also where nobody answered. */
 async function asked<T>(asking: Promise<Answer<T>>): Promise<T> {
   let answer: Answer<T>;
@@ -49,6 +57,7 @@ async function asked<T>(asking: Promise<Answer<T>>): Promise<T> {
     throw new Problem("the server does not answer; it may be restarting", 0);
   }
   if (answer.response.ok) return answer.data as T;
+  if (answer.response.status === 401) refused();
   throw problemOf(answer.error, answer.response.status);
 }
 
@@ -181,6 +190,19 @@ export function forecastOf(job: string, cluster: string): Promise<ForecastView> 
 /** One document inside of another: YAML is nested by indentation, and JSON is YAML. */
 function nested(name: string, text: string): string {
   return `${name}:\n${text.replace(/^/gm, "  ")}\n`;
+}
+
+export function whoAmI(): Promise<WhoView> {
+  return asked(api.GET("/api/v1/whoami"));
+}
+
+/** One of the two: what was pasted, or what stood in a login link. */
+export function openSession(shown: { token: string } | { code: string }): Promise<WhoView> {
+  return asked(api.POST("/api/v1/session", { body: shown as Shapes["SignInRequest"] }));
+}
+
+export async function endSession(): Promise<void> {
+  await asked(api.DELETE("/api/v1/session"));
 }
 
 export function serverOf(): Promise<ServerView> {

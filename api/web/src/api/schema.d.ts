@@ -4,6 +4,26 @@
  */
 
 export interface paths {
+    "/api/v1/audit": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Audit Log
+         * @description Every request that was to change something, newest first; the newest hundred thousand are kept.
+         */
+        get: operations["audit_log"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/faults": {
         parameters: {
             query?: never;
@@ -593,6 +613,94 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/session": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Sign In
+         * @description Exchange a token, or the code of a login link, for a cookie that this browser's pages ask with.
+         */
+        post: operations["sign_in"];
+        /**
+         * Sign Out
+         * @description End this browser's session.
+         */
+        delete: operations["sign_out"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/session/codes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Make Login Code
+         * @description A login link for a browser: good once, for ten minutes, with the rights of whoever asks for it.
+         */
+        post: operations["make_login_code"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Tokens
+         * @description Oldest first, without their text; those revoked or run out within the last 30 days are among them.
+         */
+        get: operations["list_tokens"];
+        put?: never;
+        /**
+         * Create Token
+         * @description Make a token. Its text is in this answer and nowhere else: what is kept is a hash.
+         */
+        post: operations["create_token"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tokens/{token_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Revoke Token
+         * @description Have it refused from now on (within a second), with every session that was opened with it.
+         */
+        delete: operations["revoke_token"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/version": {
         parameters: {
             query?: never;
@@ -605,6 +713,26 @@ export interface paths {
          * @description What this server is, and what may be asked of it.
          */
         get: operations["version"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/whoami": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Whoami
+         * @description Whose token or session this is, and what it may do.
+         */
+        get: operations["whoami"];
         put?: never;
         post?: never;
         delete?: never;
@@ -725,6 +853,39 @@ export interface components {
             limit: number;
             /** Used */
             used: number;
+        };
+        /** AuditPage */
+        AuditPage: {
+            /** Entries */
+            entries: components["schemas"]["AuditView"][];
+            /** Next Cursor */
+            next_cursor: string | null;
+        };
+        /**
+         * AuditView
+         * @description Who asked for what, when, from where, and the HTTP status it was answered with.
+         */
+        AuditView: {
+            /** At */
+            at: string;
+            /** Id */
+            id: string;
+            /** Method */
+            method: string;
+            /** Name */
+            name: string;
+            /** Operation */
+            operation: string;
+            /** Path */
+            path: string;
+            /** Principal */
+            principal: string;
+            /** Request Id */
+            request_id: string;
+            /** Source */
+            source: string;
+            /** Status */
+            status: number;
         };
         /**
          * BulkView
@@ -857,6 +1018,16 @@ export interface components {
             };
             /** Nodes */
             nodes: components["schemas"]["NodesSection"][];
+        };
+        /**
+         * CodeView
+         * @description Lets a browser sign in once. path: of the page that does it; the part after # never leaves the browser.
+         */
+        CodeView: {
+            /** Expires At */
+            expires_at: string;
+            /** Path */
+            path: string;
         };
         /**
          * CopyView
@@ -1588,6 +1759,34 @@ export interface components {
              */
             network_gb_s?: number;
         };
+        /**
+         * MintedView
+         * @description The only answer that ever holds a token's text.
+         */
+        MintedView: {
+            /** Created At */
+            created_at: string;
+            /** Created By */
+            created_by: string;
+            /** Expires At */
+            expires_at: string | null;
+            /** Id */
+            id: string;
+            /** Is Valid */
+            is_valid: boolean;
+            /** Last Used At */
+            last_used_at: string | null;
+            /** Name */
+            name: string;
+            /** Projects */
+            projects: string[];
+            /** Revoked At */
+            revoked_at: string | null;
+            /** Roles */
+            roles: components["schemas"]["Role"][];
+            /** Token */
+            token: string;
+        };
         /** NodeView */
         NodeView: {
             /** Address */
@@ -1913,6 +2112,11 @@ export interface components {
             target?: number | null;
         };
         /**
+         * Role
+         * @enum {string}
+         */
+        Role: "viewer" | "operator" | "admin" | "chaos";
+        /**
          * SeatView
          * @description One rank's place. layers: first and last+1.
          */
@@ -1985,6 +2189,22 @@ export interface components {
             version: string;
         };
         /**
+         * SignInRequest
+         * @description One of the two: a token, or the code of a login link.
+         */
+        SignInRequest: {
+            /**
+             * Code
+             * @default null
+             */
+            code?: string | null;
+            /**
+             * Token
+             * @default null
+             */
+            token?: string | null;
+        };
+        /**
          * SizeView
          * @description In devices; 0 for no limit.
          */
@@ -2045,6 +2265,54 @@ export interface components {
             name: string;
             /** Url */
             url: string;
+        };
+        /**
+         * TokenRequest
+         * @description A token to be made.
+         */
+        TokenRequest: {
+            /**
+             * Expires S
+             * @default 7776000
+             */
+            expires_s?: number | null;
+            /** Name */
+            name: string;
+            /**
+             * Projects
+             * @default []
+             */
+            projects?: string[];
+            /**
+             * Roles
+             * @default [
+             *       "operator"
+             *     ]
+             */
+            roles?: components["schemas"]["Role"][];
+        };
+        /** TokenView */
+        TokenView: {
+            /** Created At */
+            created_at: string;
+            /** Created By */
+            created_by: string;
+            /** Expires At */
+            expires_at: string | null;
+            /** Id */
+            id: string;
+            /** Is Valid */
+            is_valid: boolean;
+            /** Last Used At */
+            last_used_at: string | null;
+            /** Name */
+            name: string;
+            /** Projects */
+            projects: string[];
+            /** Revoked At */
+            revoked_at: string | null;
+            /** Roles */
+            roles: components["schemas"]["Role"][];
         };
         /** TrainSection */
         TrainSection: {
@@ -2168,6 +2436,27 @@ export interface components {
             /** Since */
             since: string;
         };
+        /**
+         * WhoView
+         * @description Who asks, as the server sees it.
+         */
+        WhoView: {
+            /** Expires At */
+            expires_at: string | null;
+            /** Id */
+            id: string;
+            /**
+             * Is Session
+             * @default false
+             */
+            is_session: boolean;
+            /** Name */
+            name: string;
+            /** Projects */
+            projects: string[];
+            /** Roles */
+            roles: components["schemas"]["Role"][];
+        };
     };
     responses: never;
     parameters: never;
@@ -2177,6 +2466,38 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
+    audit_log: {
+        parameters: {
+            query?: {
+                limit?: number;
+                cursor?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AuditPage"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
     cause_fault: {
         parameters: {
             query?: never;
@@ -3172,6 +3493,145 @@ export interface operations {
             };
         };
     };
+    sign_in: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SignInRequest"];
+                "application/yaml": components["schemas"]["SignInRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WhoView"];
+                };
+            };
+        };
+    };
+    sign_out: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    make_login_code: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CodeView"];
+                };
+            };
+        };
+    };
+    list_tokens: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenView"][];
+                };
+            };
+        };
+    };
+    create_token: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TokenRequest"];
+                "application/yaml": components["schemas"]["TokenRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MintedView"];
+                };
+            };
+        };
+    };
+    revoke_token: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                token_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
     version: {
         parameters: {
             query?: never;
@@ -3188,6 +3648,26 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ServerView"];
+                };
+            };
+        };
+    };
+    whoami: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WhoView"];
                 };
             };
         };

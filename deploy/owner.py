@@ -1,0 +1,45 @@
+"""The token of whoever owns a state folder: made once, readable by its owner alone, and what `everstep` asks with there.
+
+It is the cluster's root: remove the file and start the API again to have another one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from api.config import is_loopback
+from api.tokens import FILE, is_whole, mint
+from orchestrator.domain.errors import Conflict, Refused
+
+
+def own_token(state_dir: Path) -> str:
+    """Of this folder, made where there is none. Raises Conflict for a file that is no token or that others can read."""
+    path = state_dir / FILE
+    try:
+        # Born with its mode, and complete under its name: another process may be reading it.
+        fresh = path.with_name(f".{FILE}.{os.getpid()}")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(mint())
+        try:
+            os.link(fresh, path)
+        finally:
+            fresh.unlink()
+    except FileExistsError:
+        pass
+    if path.stat().st_mode & 0o077:
+        raise Conflict(f"{path} can be read by others, so anybody may own this cluster; remove it and start again")
+    text = path.read_text().strip()
+    if not is_whole(text):
+        raise Conflict(f"{path} holds no token; remove it and start again")
+    return text
+
+
+def require_auth(host: str, has_auth: bool) -> None:
+    """Raises Refused for an address that others can reach where nobody is asked who they are."""
+    if not has_auth and not is_loopback(host):
+        raise Refused(
+            f"this API runs programs for whoever reaches it, {host} can be reached by others, and auth is off; "
+            "turn auth on or listen on 127.0.0.1"
+        )
