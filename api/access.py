@@ -46,7 +46,8 @@ NEEDS: Mapping[str, Need] = {
     "metrics": READ,
     "logs": READ,
     "list_faults": READ,
-    "plan": ACT,  # imports the program that the body names
+    "plan": ACT,  # imports the program that the body names,
+    "validate": ACT,  # and so does this
     "live": READ,
     "get_queue": READ,
     "list_projects": READ,
@@ -84,7 +85,7 @@ def get_principal(request: Request) -> Principal:
     return found
 
 
-def authorize(request: Request) -> None:
+async def authorize(request: Request) -> None:
     """Raises Problem (403). Who asks is known by now: the doorman has seen to it."""
     name = request.scope["route"].name
     if name in OPEN:

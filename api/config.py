@@ -99,6 +99,12 @@ class SupervisorSection(Section):
     metrics_host: HostName = "127.0.0.1"
     metrics_port: Port | None = 0
     """For Prometheus. 0: any that is free, written to run/prometheus.json under the state directory; null: none."""
+    keep_days: Annotated[float, Field(ge=0, le=36500)] = 7
+    """A finished job's history, steps and logs; then its record alone is left, short,"""
+    keep_jobs: Annotated[int, Field(ge=0, le=1_000_000)] = 10_000
+    """as of all but so many of the newest finished ones,"""
+    archive_days: Annotated[float, Field(ge=0, le=36500)] = 365
+    """until this long after the job's end. Checkpoints stay."""
 
 
 class LocalSection(Section):

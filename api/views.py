@@ -273,6 +273,8 @@ class JobSummary(View):
     project: str = "default"
     waiting: WaitingView | None = None
     """Its place in the queue, while it waits for devices."""
+    archived_at: Instant | None = None
+    """Since when its history, steps and logs are gone."""
     created_at: Instant
     started_at: Instant | None
     finished_at: Instant | None

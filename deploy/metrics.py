@@ -15,6 +15,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from orchestrator.adapters.processes import write_private
+from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.events import Command
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
@@ -104,6 +105,9 @@ class MeteredStore(StateStore):
         loaded = await _timed("load", self._store.load())
         self._known = dict(loaded.jobs)
         return loaded
+
+    async def retire(self, term: Term, now: float, retention: Retention) -> Retired:
+        return await _timed("retire", self._store.retire(term, now, retention))
 
     async def commit(self, term: Term, commit: Commit) -> None:
         await _timed("commit", self._store.commit(term, commit))

@@ -22,6 +22,7 @@ from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.ray_cluster import RayCluster
 from orchestrator.adapters.redis_store import RedisStore
 from orchestrator.adapters.saboteur import LocalSaboteur
+from orchestrator.domain.attic import DAY_S, Retention
 from orchestrator.domain.errors import Unavailable
 from orchestrator.supervisor.acting import World
 from orchestrator.supervisor.run import Supervisor
@@ -68,7 +69,9 @@ async def serve(config: Config) -> None:
     )
     # The one that `everstep up` starts keeps its name, so that its successor need not wait for the lease.
     holder = config.supervisor.holder or f"{socket.gethostname()}:{state_dir}"
-    supervisor = Supervisor(world=world, root=str(state_dir), holder=holder, checks=True)
+    kept = config.supervisor
+    retention = Retention(kept_s=kept.keep_days * DAY_S, kept_jobs=kept.keep_jobs, archived_s=kept.archive_days * DAY_S)
+    supervisor = Supervisor(world=world, root=str(state_dir), holder=holder, checks=True, retention=retention)
     if config.supervisor.metrics_port is not None:
         metrics.serve(config.supervisor.metrics_host, config.supervisor.metrics_port, Places(state_dir))
     log.info("supervisor_started", pid=os.getpid(), ray=address)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from .domain.access import AuditEntry, Token
 from .domain.admission import Admission, Checked
+from .domain.attic import Retention, Retired
 from .domain.checkpoint import CheckpointRef
 from .domain.cluster import Node
 from .domain.cordon import Cordon
@@ -83,6 +84,13 @@ class StateStore(Protocol):
         """Raises StaleTerm, and Unavailable when the store cannot be written (nothing was, or it is safe to repeat).
 
         A terminal job is never overwritten: such a write is refused whole with Conflict.
+        """
+        ...
+
+    async def retire(self, term: Term, now: float, retention: Retention) -> Retired:
+        """Archive and forget finished jobs whose time has come, some at a time. now: wall clock.
+
+        Raises StaleTerm, Unavailable.
         """
         ...
 

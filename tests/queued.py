@@ -52,5 +52,6 @@ RECORD: JobRecord = replace(
     RECORDS[-1],
     spec=replace(RECORDS[-1].spec, priority=5, project="vision", start_by_s=60.0, max_runtime_s=3600.0),
     turn=TURN,
+    archived_at=AT,
     pause=Pause(preempted="job-2 has a higher priority", ends="it has had its time"),
 )

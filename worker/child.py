@@ -7,10 +7,12 @@ said over its socket and what its end means.
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +21,8 @@ from .logs import open_log, turn_over
 # `import numpy` alone would start a thread otherwise, and a process with threads must not be forked.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
-# Whatever the host was started with to speak to Ray: user code runs below here and is to have none of it.
-_PREFIX_OF_SECRETS = "RAY_"
+# Whatever the host was started with to speak to Ray, Redis or the API: user code runs below here and is to have none of it.
+_PREFIXES_OF_SECRETS = ("RAY_", "FLAGS_redis", "EVERSTEP_TOKEN", "EVERSTEP_REDIS", "EVERSTEP_RAY", "EVERSTEP_API")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,9 @@ def start(module: str, order: bytes, log: Path, environment: Mapping[str, str] |
             )
         finally:
             os.close(said)
+        # What a crash would leave on the disk is the job's memory, whatever is in it.
+        with suppress(ProcessLookupError):
+            resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
     except OSError:
         ours.close()
         raise
@@ -68,5 +73,5 @@ def start(module: str, order: bytes, log: Path, environment: Mapping[str, str] |
 
 def of_one_thread(environment: Mapping[str, str]) -> dict[str, str]:
     """For a process that runs our code beside training: no secrets, one thread, our modules."""
-    public = {name: value for name, value in environment.items() if not name.startswith(_PREFIX_OF_SECRETS)}
+    public = {name: value for name, value in environment.items() if not name.startswith(_PREFIXES_OF_SECRETS)}
     return {**public, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

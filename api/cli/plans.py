@@ -27,6 +27,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")
 
 def register(app: typer.Typer) -> None:
     app.command()(plan)
+    app.command()(validate)
 
 
 def plan(
@@ -57,6 +58,23 @@ def plan(
         fail("No plan", found.reason, [])
     if not found.feasible:
         raise typer.Exit(REFUSED)
+
+
+def validate(
+    ctx: typer.Context,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A job file: YAML, TOML or JSON.", exists=True, dir_okay=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Check a job file as a submission would, its program included, and change nothing. Exit status 2: it is refused."""
+    found = session_of(ctx).client().validate(file)
+    if as_json:
+        print_json(found)
+        return
+    out().print(f"{file} is fine; it would run as {found.shape}" if found.feasible else f"{file} is fine; it would wait")
+    out().print(found.reason)
+    hint([f"everstep submit {file} --follow"])
 
 
 def _beside(asked: dict[str, Any]) -> ForecastView:

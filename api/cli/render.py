@@ -81,6 +81,8 @@ def jobs_table(jobs: Sequence[JobSummary]) -> Table:
 
 
 def _standing(job: JobSummary) -> Text:
+    if job.archived_at is not None:
+        return Text.assemble(status(job.status), (" archived", "dim"))
     if job.waiting is None:
         return status(job.status)
     return Text.assemble(status(job.status), (f" #{job.waiting.position} {job.waiting.reason}", "dim"))
@@ -170,6 +172,8 @@ def _facts(job: JobView) -> Table:
     if job.size.target or job.size.max_devices:
         most = f"{job.size.min_devices} to {job.size.max_devices or 'any number of'} devices"
         table.add_row("size", f"{most}, {job.size.target} wanted" if job.size.target else most)
+    if job.archived_at is not None:
+        table.add_row("archived", f"{when(job.archived_at)}: its history, steps and logs are gone")
     if job.waiting is not None:
         place = f"number {job.waiting.position} ({job.waiting.reason})"
         table.add_row("queue", f"{place}, needs {job.waiting.least} devices")

@@ -160,6 +160,11 @@ def faults(id: str) -> Call[list[FaultView]]:
     return Call(method="GET", path=f"{job_path(id)}/faults", read=many(FaultView))
 
 
+def validate(job: JobLike) -> Call[ForecastView]:
+    body = body_of(job)
+    return Call(method="POST", path="/api/v1/jobs:validate", read=one(ForecastView), body=body, timeout_s=PLAN_S)
+
+
 def plan(job: JobLike, cluster: Mapping[str, Any] | None = None) -> Call[ForecastView]:
     body = {"job": body_of(job)} | ({"cluster": dict(cluster)} if cluster is not None else {})
     return Call(method="POST", path="/api/v1/plans", read=one(ForecastView), body=body, timeout_s=PLAN_S)

@@ -230,6 +230,10 @@ class Client:
     ) -> LogChunk:
         return self.send(calls.logs(job, rank, device, tail, offset))
 
+    def validate(self, job: JobLike) -> ForecastView:
+        """What a submission would be refused for is raised; else the plan it would get now. Nothing is recorded."""
+        return self.send(calls.validate(job))
+
     def plan(self, job: JobLike, cluster: Mapping[str, Any] | None = None) -> ForecastView:
         """What a job would run as, on the server's nodes or on a cluster described as in a cluster file. Starts nothing."""
         return self.send(calls.plan(job, cluster))

@@ -11,12 +11,15 @@ from orchestrator.domain.cluster import KINDS, NodeStatus
 from orchestrator.domain.foresight import ClusterSketch, NodeSketch
 from orchestrator.ports import Desk, Foreseer
 
+from ..access import ThePrincipal
 from ..deps import TheDesk, body_of, document
 from ..plan_files import PlanRequest
 from ..plan_views import ForecastView, forecast
 from ..problems import Problem
+from ..schemas import JobFile
 
 router = APIRouter(prefix="/api/v1", tags=["plans"])
+JobBody = Annotated[JobFile, Depends(body_of(JobFile))]
 PlanBody = Annotated[PlanRequest, Depends(body_of(PlanRequest))]
 
 
@@ -25,12 +28,29 @@ async def plan(request: Request, desk: TheDesk, wanted: PlanBody) -> ForecastVie
     """Without `cluster`: on the nodes that are up, those that jobs use included. Takes as long as importing the
     program does.
     """
-    foreseer: Foreseer | None = request.app.state.foreseer
-    if foreseer is None:
-        raise Problem(503, "unavailable", "this server was started without a planner; use everstep plan --cluster instead")
     spec = wanted.job.to_spec()
     cluster = wanted.cluster.to_sketch() if wanted.cluster else await _here(desk)
-    return forecast(await foreseer.foresee(spec, cluster))
+    return forecast(await _foreseer(request).foresee(spec, cluster))
+
+
+@router.post("/jobs:validate", openapi_extra=document(JobFile))
+async def validate(request: Request, desk: TheDesk, principal: ThePrincipal, wanted: JobBody) -> ForecastView:
+    """All that a submission would be refused for, and the plan it would get on the nodes that are up; nothing is recorded.
+
+    Where no plan fits, `feasible` is false: it could be submitted, and would wait (or fail, where `forever` is true).
+    """
+    if not principal.reaches(wanted.project) and "project" in wanted.model_fields_set:
+        allowed = ", ".join(principal.projects)
+        detail = f"project is {wanted.project!r}, this token submits to {allowed}; name one of those"
+        raise Problem(403, "forbidden", detail)
+    return forecast(await _foreseer(request).foresee(wanted.to_spec(), await _here(desk)))
+
+
+def _foreseer(request: Request) -> Foreseer:
+    found: Foreseer | None = request.app.state.foreseer
+    if found is None:
+        raise Problem(503, "unavailable", "this server was started without a planner; use everstep plan --cluster instead")
+    return found
 
 
 async def _here(desk: Desk) -> ClusterSketch:

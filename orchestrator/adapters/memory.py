@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.domain.admission import Admission
+from orchestrator.domain.attic import Retention, Retired, archived, ended_at
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, NotFound, StaleTerm
@@ -24,7 +25,7 @@ from orchestrator.domain.spec import JobSpec
 from orchestrator.ports import Commit, Gap, Loaded, Page
 
 from .redis_desk import KEY_TTL_S, Item, in_reading_order, number_of, submission
-from .redis_store import HISTORY_CAP, STEPS_CAP, in_order
+from .redis_store import HISTORY_CAP, MAX_RETIRED, STEPS_CAP, in_order
 
 Entry = HistoryEntry | StepRecord
 
@@ -119,6 +120,23 @@ class MemoryStore:
         if commit.cursor is not None:
             self._cursor = commit.cursor
         self._wake()
+
+    async def retire(self, term: Term, now: float, retention: Retention) -> Retired:
+        if term != self._term:
+            raise StaleTerm(f"term {term} has been replaced by {self._term}; stop, another supervisor writes now")
+        over = sorted((at, job) for job, record in self._jobs.items() if (at := ended_at(record)) is not None)
+        whole = [(at, job) for at, job in over if self._jobs[job].archived_at is None and job in self._taken_up]
+        spare = len(whole) - retention.kept_jobs
+        old = [job for n, (at, job) in enumerate(whole) if n < spare or at < now - retention.kept_s][:MAX_RETIRED]
+        for job in old:
+            self._jobs[job] = archived(self._jobs[job], now)
+            for kind in self._caps:
+                self._streams.pop((job, kind), None)
+        gone = [job for at, job in over if at < now - retention.archived_s and self._jobs[job].archived_at is not None]
+        for job in gone[:MAX_RETIRED]:
+            del self._jobs[job]
+            self._taken_up.discard(job)
+        return Retired(archived=tuple(old), forgotten=tuple(gone[:MAX_RETIRED]))
 
     async def commands(self, after: str, wait_s: float) -> Sequence[tuple[str, Command]]:
         def found() -> Sequence[tuple[str, Command]]:

@@ -4,6 +4,7 @@ term, lease             the newest supervisor's term; its name, gone when it sto
 commits, applied        how many commits there ever were; "term:sequence" of the newest
 jobs, jobs:made         jobs by order of submission; how many there ever were
 jobs:open, jobs:done    taken up by a supervisor and not over; over for good
+jobs:ended, :archived   of those over, by when they ended: whole ones, and those of which the record alone is left
 nodes, cursor           the cluster as readers see it; the last command taken into account
 quarantine, cordons     what is held against devices; nodes that nothing new is placed on
 admissions              nodes that are being checked, are fit to be used, or are not
@@ -35,6 +36,8 @@ JOBS = PREFIX + "jobs"
 JOBS_MADE = PREFIX + "jobs:made"
 JOBS_OPEN = PREFIX + "jobs:open"
 JOBS_DONE = PREFIX + "jobs:done"
+JOBS_ENDED = PREFIX + "jobs:ended"
+JOBS_ARCHIVED = PREFIX + "jobs:archived"
 NODES = PREFIX + "nodes"
 CURSOR = PREFIX + "cursor"
 QUARANTINE = PREFIX + "quarantine"
@@ -76,6 +79,7 @@ local TERM, LEASE, COMMITS, APPLIED = PREFIX..'term', PREFIX..'lease', PREFIX..'
 local JOBS, JOBS_MADE, JOBS_OPEN, JOBS_DONE = PREFIX..'jobs', PREFIX..'jobs:made', PREFIX..'jobs:open', PREFIX..'jobs:done'
 local NODES, CURSOR, COMMANDS = PREFIX..'nodes', PREFIX..'cursor', PREFIX..'commands'
 local QUARANTINE, CORDONS, ADMISSIONS = PREFIX..'quarantine', PREFIX..'cordons', PREFIX..'admissions'
+local JOBS_ENDED, JOBS_ARCHIVED = PREFIX..'jobs:ended', PREFIX..'jobs:archived'
 local PROJECTS, QUEUE = PREFIX..'projects', PREFIX..'queue'
 local function job_key(id) return PREFIX..'job:'..id end
 local function ids_key(id) return job_key(id)..':ids' end

@@ -68,7 +68,7 @@ COMMIT = (
     LUA
     + _APPEND
     + """
--- term, sequence, nodes, cursor, number of jobs, (id, is terminal, record)...,
+-- term, sequence, nodes, cursor, number of jobs, (id, when it ended or '', record)...,
 -- number of entries, (id, kind, cap, entry)..., quarantine, cordons, projects, queue, admissions
 local term, sequence = ARGV[1], tonumber(ARGV[2])
 local newest = redis.call('GET', TERM) or '0'
@@ -83,11 +83,12 @@ for i = 0, num_jobs - 1 do
   if redis.call('SISMEMBER', JOBS_DONE, id) == 1 then return {'CONFLICT', id} end
 end
 for i = 0, num_jobs - 1 do
-  local id, is_terminal, record = ARGV[at + 3 * i], ARGV[at + 3 * i + 1], ARGV[at + 3 * i + 2]
+  local id, ended_at, record = ARGV[at + 3 * i], ARGV[at + 3 * i + 1], ARGV[at + 3 * i + 2]
   redis.call('SET', job_key(id), record)
   list_job(id)
-  if is_terminal == '1' then
+  if ended_at ~= '' then
     redis.call('SADD', JOBS_DONE, id)
+    redis.call('ZADD', JOBS_ENDED, ended_at, id)
     redis.call('SREM', JOBS_OPEN, id)
   else
     redis.call('SADD', JOBS_OPEN, id)
@@ -153,5 +154,48 @@ if redis.call('XLEN', COMMANDS) >= max_commands then return {'FULL', ''} end
 local id = redis.call('XADD', COMMANDS, '*', 'e', command)
 redis.call('SET', request_key(request), id, 'EX', 600)
 return {'OK', id}
+"""
+)
+
+OLD = (
+    LUA
+    + """
+-- ended before, jobs kept, archived before, how many at a time
+local kept, most = tonumber(ARGV[2]), tonumber(ARGV[4])
+local old = redis.call('ZRANGEBYSCORE', JOBS_ENDED, '-inf', '('..ARGV[1], 'LIMIT', 0, most)
+local spare = math.min(redis.call('ZCARD', JOBS_ENDED) - kept, most)
+if spare > #old then old = redis.call('ZRANGE', JOBS_ENDED, 0, spare - 1) end
+local records = {}
+for i, id in ipairs(old) do records[i] = redis.call('GET', job_key(id)) end
+return {old, records, redis.call('ZRANGEBYSCORE', JOBS_ARCHIVED, '-inf', '('..ARGV[3], 'LIMIT', 0, most)}
+"""
+)
+
+RETIRE = (
+    LUA
+    + """
+-- term, number to archive, (id, record)..., number to forget, id...
+local term, num_old = ARGV[1], tonumber(ARGV[2])
+local newest = redis.call('GET', TERM) or '0'
+if term ~= newest then return {'STALE', newest} end
+for i = 0, num_old - 1 do
+  local id, record = ARGV[3 + 2 * i], ARGV[4 + 2 * i]
+  local at = redis.call('ZSCORE', JOBS_ENDED, id)
+  if at then
+    redis.call('SET', job_key(id), record)
+    redis.call('DEL', stream_key(id, 'history'), stream_key(id, 'steps'))
+    redis.call('ZREM', JOBS_ENDED, id)
+    redis.call('ZADD', JOBS_ARCHIVED, at, id)
+  end
+end
+local at = 3 + 2 * num_old
+for i = 1, tonumber(ARGV[at]) do
+  local id = ARGV[at + i]
+  redis.call('DEL', job_key(id), ids_key(id))
+  redis.call('ZREM', JOBS, id)
+  redis.call('ZREM', JOBS_ARCHIVED, id)
+  redis.call('SREM', JOBS_DONE, id)
+end
+return {'OK', ''}
 """
 )

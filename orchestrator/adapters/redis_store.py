@@ -14,11 +14,12 @@ from typing import Any, cast
 
 from orchestrator.domain import codec
 from orchestrator.domain.admission import Admission
+from orchestrator.domain.attic import Retention, Retired, archived, ended_at
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, StaleTerm, Unavailable
 from orchestrator.domain.events import Command, HistoryEntry, StepRecord
-from orchestrator.domain.ids import Term
-from orchestrator.domain.job import TERMINAL, JobRecord
+from orchestrator.domain.ids import JobId, Term
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
 from orchestrator.ports import Commit, Loaded
@@ -31,6 +32,8 @@ HISTORY_CAP = 10_000
 STEPS_CAP = 100_000
 """Entries kept per job, about: Redis drops whole nodes of a stream, never fewer than these."""
 MAX_COMMANDS_READ = 100
+MAX_RETIRED = 100
+"""Jobs that are archived, and forgotten, at a time."""
 
 
 class RedisStore:
@@ -92,6 +95,19 @@ class RedisStore:
         if outcome == "CONFLICT":
             raise Conflict(f"job {detail} is over and may not change; the commit was refused whole")
 
+    async def retire(self, term: Term, now: float, retention: Retention) -> Retired:
+        asked = (repr(now - retention.kept_s), retention.kept_jobs, repr(now - retention.archived_s), MAX_RETIRED)
+        old, records, gone = await self._clients.run(self._clients.reads, scripts.OLD, *asked)
+        short = [archived(_record(data), now) for data in records]
+        if not short and not gone:
+            return Retired()
+        whole = [argument for record in short for argument in (record.id, codec.dumps(record))]
+        answer = await self._clients.write(scripts.RETIRE, term, len(short), *whole, len(gone), *gone)
+        outcome, detail = status(answer)
+        if outcome == "STALE":
+            raise StaleTerm(f"term {term} has been replaced by {detail}; stop, another supervisor writes now")
+        return Retired(archived=tuple(JobId(text(id)) for id in old), forgotten=tuple(JobId(text(id)) for id in gone))
+
     async def commands(self, after: str, wait_s: float) -> Sequence[tuple[str, Command]]:
         with unavailable(self._clients.address):
             client, block_ms = self._clients.reads, None
@@ -117,7 +133,8 @@ class RedisStore:
         yield commit.cursor or ""
         yield len(commit.jobs)
         for id, record in commit.jobs.items():
-            yield from (id, int(isinstance(record.state, TERMINAL)), codec.dumps(record))
+            at = ended_at(record)
+            yield from (id, "" if at is None else repr(at), codec.dumps(record))
         entries = in_order(commit)
         yield len(entries)
         for entry in entries:

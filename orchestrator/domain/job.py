@@ -463,6 +463,8 @@ class JobRecord:
     """What an exact job's bits belong to: the tp degree and the kinds of device of its latest plan."""
     outbox: Mapping[EffectId, Effect] = field(default_factory=dict)
     """Effects committed and not yet known to have been carried out."""
+    archived_at: float | None = None
+    """Since when its history, steps and logs are gone and this record is short; None while they are there."""
     started_at: float | None = None
     paused_s: float = 0.0
     """For which its owner had it paused, restarts included."""

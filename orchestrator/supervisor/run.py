@@ -7,12 +7,15 @@ out what is still in their outboxes, and polls the same hosts: nothing restarts 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from math import inf
+from pathlib import Path
 
 import structlog
 
+from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable
 from orchestrator.domain.events import DeadlinePassed, EffectDone, Input, InstantCame, NodesSeen
@@ -34,6 +37,8 @@ RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
 """A wait that took this much longer than asked for: nobody was running here."""
 POLL_COMMANDS_S = 5.0
+RETIRE_S = 60.0
+"""How often it is looked for finished jobs that are old enough for the archive."""
 
 log = structlog.get_logger()
 
@@ -44,12 +49,20 @@ class LeaseLost(EverstepError):
 
 class Supervisor:
     def __init__(
-        self, *, world: World, root: str, holder: str, clock: Callable[[], float] = time.time, checks: bool = False
+        self,
+        *,
+        world: World,
+        root: str,
+        holder: str,
+        clock: Callable[[], float] = time.time,
+        checks: bool = False,
+        retention: Retention = Retention(),
     ) -> None:
         """checks: nodes are checked before they are used."""
         self._world = world
         self._root = root
         self._holder = holder
+        self._retention = retention
         self._clock = clock
         self._news: list[News] = []
         self._urgent = asyncio.Event()
@@ -82,6 +95,7 @@ class Supervisor:
                 tasks.create_task(self._keep_lease())
                 tasks.create_task(self._read_commands(loaded.cursor))
                 tasks.create_task(self._watch_nodes())
+                tasks.create_task(self._retire_old())
                 self._adopt()
                 tasks.create_task(self._loop())
         finally:
@@ -254,6 +268,21 @@ class Supervisor:
             if commands:
                 self._any.set()
                 self._urgent.set()
+
+    async def _retire_old(self) -> None:
+        """Archive finished jobs once their time has come, their logs with them."""
+        while True:
+            try:
+                retired = await self._world.store.retire(self._term, self._clock(), self._retention)
+            except Unavailable as error:
+                log.warning("jobs_not_archived", error=str(error))
+                retired = Retired()
+            except StaleTerm as error:
+                raise LeaseLost(str(error)) from error
+            for job in retired.archived:
+                log.info("job_archived", job=job)
+                await asyncio.to_thread(shutil.rmtree, Path(self._root) / "jobs" / job / "logs", ignore_errors=True)
+            await asyncio.sleep(RETIRE_S if not (retired.archived or retired.forgotten) else RETRY_COMMIT_S)
 
     async def _watch_nodes(self) -> None:
         seen = None

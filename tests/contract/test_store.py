@@ -16,6 +16,7 @@ from orchestrator.adapters.embedded_redis import EmbeddedRedis, bundled_server
 from orchestrator.adapters.memory import MemoryStore
 from orchestrator.adapters.redis_desk import RedisDesk
 from orchestrator.adapters.redis_store import RedisStore
+from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, NotFound, Refused, StaleTerm, Unavailable
@@ -231,6 +232,30 @@ async def test_quotas_and_the_queue_are_kept_until_others_are_committed(kind: Ki
     assert await desk.projects() == (await store.load()).projects == quotas and await desk.queue() == line
     await store.commit(term, Commit(queue=()))
     assert await desk.queue() == () and await desk.projects() == quotas
+
+
+@running
+async def test_finished_jobs_are_archived_then_forgotten_and_no_others(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    over = {JobId(f"job-{n}"): replace(a_job(), id=JobId(f"job-{n}"), state=Succeeded(at=100.0 * n)) for n in (1, 2, 3)}
+    await store.commit(term, Commit(jobs={A: a_job(), **over}, history=tuple(replace(entry(1), job=job) for job in over)))
+    kept = Retention(kept_s=150.0, kept_jobs=2, archived_s=1000.0)
+    retired = await store.retire(term, 301.0, kept)
+    assert retired == Retired(archived=(JobId("job-1"),)), "the oldest of three, where two are kept"
+    one, two = await desk.get(JobId("job-1")), await desk.get(JobId("job-2"))
+    assert one.archived_at == 301.0 and one.state == Succeeded(at=100.0) and two.archived_at is None
+    assert not await desk.history(one.id, "0", 10) and len(await desk.history(two.id, "0", 10)) == 1
+    assert [record.id for record in (await desk.list(10, None)).jobs].count(one.id) == 1, "a listing has it still"
+    assert await store.retire(term, 301.0, kept) == Retired(), "once"
+    assert await store.retire(term, 360.0, kept) == Retired(archived=(JobId("job-2"),)), "its time has passed"
+    assert (await store.retire(term, 1150.0, replace(kept, kept_s=5000.0))).forgotten == (JobId("job-1"),)
+    with pytest.raises(NotFound):
+        await desk.get(JobId("job-1"))
+    assert {record.id for record in (await desk.list(10, None)).jobs} == {A, JobId("job-2"), JobId("job-3")}
+    assert A in (await store.load()).jobs
+    with pytest.raises(StaleTerm):
+        await store.retire(Term(term - 1), 1150.0, kept)
 
 
 @running

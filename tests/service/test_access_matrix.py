@@ -60,6 +60,7 @@ ROUTES: dict[str, Asked] = {
     "logs": Asked(VIEWER, "job", "GET", f"{J}/logs"),
     "list_faults": Asked(VIEWER, "job", "GET", f"{J}/faults"),
     "plan": Asked(OPERATOR, "self", "POST", "/api/v1/plans", {"job": {}}),  # refused before a program is imported
+    "validate": Asked(OPERATOR, "self", "POST", "/api/v1/jobs:validate", {"name": "refused"}),
     "live": Asked(VIEWER, "job", "GET", "/api/v1/live?watch={job}"),
     "get_queue": Asked(VIEWER, "self", "GET", "/api/v1/queue"),
     "list_projects": Asked(VIEWER, "self", "GET", "/api/v1/projects"),

@@ -93,3 +93,17 @@ def test_the_server_plans_on_the_nodes_it_has(served: Served) -> None:
         assert {row.kind for row in found.rows} == {"A100", "H100"}
         with pytest.raises(ApiError, match="heads"):
             client.plan(small | {"parallel": {"tp": 3}}, CLUSTER)
+
+
+def test_a_job_file_is_validated_and_nothing_is_recorded(served: Served) -> None:
+    served.desk.set_nodes(*(Node(id=NodeId(f"node-{index}"), kind="H100", num_devices=8) for index in range(2)))
+    small = JOB | {"model": {"layers": 2, "width": 32, "heads": 2, "ffn": 64}, "train": JOB["train"] | {"sequence": 64}}
+    with Client(served.url, retry_s=1) as client:
+        found = client.validate(small)
+        assert found.feasible and found.shape
+        with pytest.raises(ApiError) as refused:
+            client.validate(small | {"train": JOB["train"] | {"micro_batches": 0}})
+        assert refused.value.errors[0]["field"] == "train.micro_batches"
+        with pytest.raises(ApiError, match="heads"):
+            client.validate(small | {"model": {"layers": 2, "width": 32, "heads": 3, "ffn": 64}})
+    assert not served.desk.job_ids and not served.desk.asked

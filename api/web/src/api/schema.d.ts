@@ -349,6 +349,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs:validate": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Validate
+         * @description All that a submission would be refused for, and the plan it would get on the nodes that are up; nothing is recorded.
+         *
+         *     Where no plan fits, `feasible` is false: it could be submitted, and would wait (or fail, where `forever` is true).
+         */
+        post: operations["validate"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/live": {
         parameters: {
             query?: never;
@@ -1595,6 +1617,11 @@ export interface components {
          * @description One line of a list of jobs.
          */
         JobSummary: {
+            /**
+             * Archived At
+             * @default null
+             */
+            archived_at: string | null;
             /** Created At */
             created_at: string;
             /** Finished At */
@@ -1645,6 +1672,11 @@ export interface components {
         };
         /** JobView */
         JobView: {
+            /**
+             * Archived At
+             * @default null
+             */
+            archived_at: string | null;
             /**
              * At Risk
              * @default
@@ -3070,6 +3102,31 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["BulkView"];
+                };
+            };
+        };
+    };
+    validate: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["JobFile"];
+                "application/yaml": components["schemas"]["JobFile"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ForecastView"];
                 };
             };
         };
