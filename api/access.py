@@ -85,7 +85,7 @@ def get_principal(request: Request) -> Principal:
     return found
 
 
-def authorize(request: Request) -> None:
+async def authorize(request: Request) -> None:
     """Raises Problem (403). Who asks is known by now: the doorman has seen to it."""
     name = request.scope["route"].name
     if name in OPEN:

@@ -167,6 +167,8 @@ class Reader:
     gaps: int = 0
     repeats: int = 0
     lags: list[float] = field(default_factory=list)
+    came_at: float = 0.0
+    """Wall clock of its latest connection; what was written before that is caught up with."""
 
     def hear(self, id: str, step: int | None, at: float) -> None:
         number = int(id)
@@ -177,7 +179,8 @@ class Reader:
         if step is not None:
             self.gaps += step != self.steps + 1 and self.steps > 0
             self.steps = step
-            self.lags.append(time.time() - at)
+            if at > self.came_at:
+                self.lags.append(time.time() - at)
 
 
 async def fleet(
@@ -222,9 +225,11 @@ async def _read(service: Service, one: Reader, path: str, reconnects: int, secon
     """Until the job has ended. Leaves `reconnects` times, spread over `seconds`."""
     while True:
         connection: Connection = service.connection(60.0)
+        one.came_at = 0.0
         leaves_at = time.monotonic() + random.uniform(0.5, 1.5) * seconds / max(1, reconnects)
         try:
             async for told in connection.events(path, str(one.last)):
+                one.came_at = one.came_at or time.time()
                 data = json.loads(told.data)
                 is_step = told.event == "step"
                 one.hear(told.id, data["step"] if is_step else None, _instant(data["at"]) if is_step else 0.0)

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,7 +54,7 @@ class Service:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @property
+    @cached_property
     def headers(self) -> Mapping[str, str]:
         """What every request carries."""
         return {"Authorization": f"Bearer {own_token(self.state_dir)}"}

@@ -5,11 +5,11 @@ Several may run on one Redis. Configured by flags, the environment and a file: `
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 import uvicorn
+import uvloop
 
 from api.app import create_app
 from api.config import Config
@@ -34,7 +34,8 @@ def main() -> None:
         require_auth(config.api.host, config.api.auth == "required")
     except Refused as error:
         raise SystemExit(error.message) from error
-    asyncio.run(serve(config))
+    # Half the processor time of a list or a submission that asyncio and h11 take.
+    uvloop.run(serve(config))
 
 
 async def serve(config: Config) -> None:
@@ -49,6 +50,7 @@ async def serve(config: Config) -> None:
     )
     served = uvicorn.Config(
         app,
+        http="httptools",
         host=config.api.host,
         port=config.api.port,
         server_header=False,

@@ -24,7 +24,7 @@ router = APIRouter(prefix="/api/v1", tags=["faults"])
 FaultBody = Annotated[FaultRequest, Depends(body_of(FaultRequest))]
 
 
-def _require_chaos(settings: TheSettings) -> None:
+async def _require_chaos(settings: TheSettings) -> None:
     if not settings.chaos:
         raise Problem(403, "chaos-off", "faults are off on this server; start it with chaos enabled (everstep up --chaos)")
 
