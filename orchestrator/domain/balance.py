@@ -45,6 +45,8 @@ class Remedy(StrEnum):
     """Micro-batches are shared out anew: nothing moves."""
     LAYERS = "layers"
     """Stages are cut anew, and micro-batches shared out: state moves."""
+    SPARE = "spare"
+    """A node that stands by takes the place of one with a slow device: everything that was there moves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

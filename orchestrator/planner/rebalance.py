@@ -1,7 +1,7 @@
 """The running plan with its work shared out anew, by how fast its devices have been measured to be.
 
-Nobody joins or leaves: pipelines take other numbers of micro-batches, or a pipeline's stages other layers as well. Both are
-exact: ids by water-filling over whole ids, layers by the split whose slowest stage is fastest.
+Pipelines take other numbers of micro-batches, or a pipeline's stages other layers as well. Both are exact: ids by
+water-filling over whole ids, layers by the split whose slowest stage is fastest. Or who stands by takes somebody's place.
 """
 
 from __future__ import annotations
@@ -65,6 +65,22 @@ def with_other_layers(
     if [one.stages for one in pipelines] == [one.stages for one in plan.pipelines]:
         return None
     changed = alike(replace(plan, pipelines=tuple(pipelines)))
+    return with_other_ids(changed, speeds) or changed
+
+
+def with_spare(plan: Plan, taken: Mapping[Device, Device], speeds: Speeds) -> Plan:
+    """Devices that stand by in place of those they are given for, and micro-batches shared out as their speeds want it."""
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(stage, devices=tuple(taken.get(device, device) for device in stage.devices))
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
+    changed = replace(plan, pipelines=pipelines)
     return with_other_ids(changed, speeds) or changed
 
 

@@ -1,4 +1,5 @@
-"""Whether another share of the work is worth what changing to it costs: fewer ids first, then fewer layers.
+"""Whether another share of the work is worth what changing to it costs: fewer ids first, then fewer layers,
+then a spare in its place.
 
     worth it   it makes a step shorter by GAIN or more, and pays for its pause within HORIZON_S (or what is left of the job)
     in order   the first remedy that is worth it is taken; the next is looked at when that has shown what it is worth

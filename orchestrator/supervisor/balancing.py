@@ -20,7 +20,7 @@ from orchestrator.domain.layout import layout, transfers
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import StepsPassed
 from orchestrator.planner.owning import with_shares
-from orchestrator.planner.rebalance import compute_s, layer_bytes, room_of, with_other_ids, with_other_layers
+from orchestrator.planner.rebalance import compute_s, layer_bytes, room_of, with_other_ids, with_other_layers, with_spare
 from orchestrator.recovery.balance import GAIN, MAX_CHANGES, Offer, choose, recent
 
 from .draft import Draft
@@ -138,9 +138,9 @@ def _consider(draft: Draft, state: Running) -> None:
     now_s = compute_s(plan, speeds)
     plans: dict[Remedy, Plan] = {}
     offers = []
-    for remedy, other in _others(draft, plan, speeds):
+    for remedy, other, its_speeds in _others(draft, plan, speeds):
         plans[remedy] = other
-        gain_s = min(now_s - compute_s(other, speeds), step_s)
+        gain_s = min(now_s - compute_s(other, its_speeds), step_s)
         # What moves is only counted where it could matter: in a large plan that takes longer than all the rest.
         pause_s = _pause_s(draft, remedy, plan, other) if gain_s >= GAIN * step_s else 0.0
         offers.append(Offer(remedy=remedy, gain_s=gain_s, pause_s=pause_s))
@@ -159,6 +159,7 @@ def _consider(draft: Draft, state: Running) -> None:
     )
     draft.set(
         target=target,
+        spares={node: spare for node, spare in record.spares.items() if node not in target.nodes},
         rebalance=change,
         rebalanced_at=(*changes, draft.now),
         is_rebalanced=True,
@@ -218,7 +219,8 @@ def _speeds(draft: Draft, plan: Plan) -> dict[Device, float]:
     }
 
 
-def _others(draft: Draft, plan: Plan, speeds: Mapping[Device, float]) -> list[tuple[Remedy, Plan]]:
+def _others(draft: Draft, plan: Plan, speeds: Mapping[Device, float]) -> list[tuple[Remedy, Plan, Mapping[Device, float]]]:
+    """Other plans in the order in which they are tried, and how fast their devices are expected to be."""
     record = draft.record
     assert record.profile is not None
     found = [(Remedy.IDS, with_other_ids(plan, speeds))]
@@ -231,7 +233,31 @@ def _others(draft: Draft, plan: Plan, speeds: Mapping[Device, float]) -> list[tu
             named = {device: kinds.get(device.node, "") for device in plan.devices}
             cut = with_shares(cut, record.spec, record.profile, named)
         found.append((Remedy.LAYERS, cut))
-    return [(remedy, other) for remedy, other in found if other is not None]
+    others = [(remedy, other, speeds) for remedy, other in found if other is not None]
+    return [*others, *_with_spare(draft, plan, speeds)]
+
+
+def _with_spare(
+    draft: Draft, plan: Plan, speeds: Mapping[Device, float]
+) -> list[tuple[Remedy, Plan, Mapping[Device, float]]]:
+    """A spare of its kind, all of whose devices are well, for the node that has the slowest device."""
+    record, kinds = draft.record, draft.kinds
+    slow = sorted(slow_devices(draft, plan), key=lambda device: (-record.stragglers[device].factor, device))
+    if not slow:
+        return []
+    left = slow[0].node
+    seats = sorted(device for device in plan.devices if device.node == left)
+    suspects = {device.node for device in record.stragglers}
+    for node, spare in sorted(record.spares.items()):
+        is_fit = spare.is_ready and node not in record.unreachable and node not in suspects
+        if is_fit and kinds.get(node) == kinds.get(left) and len(spare.devices) >= len(seats):
+            taken = dict(zip(seats, sorted(spare.devices), strict=False))
+            usual = {
+                taken[device]: record.stragglers[device].usual_s if device in slow else speeds[device] for device in seats
+            }
+            its_speeds = {**speeds, **usual}
+            return [(Remedy.SPARE, with_spare(plan, taken, its_speeds), its_speeds)]
+    return []
 
 
 def _pause_s(draft: Draft, remedy: Remedy, plan: Plan, other: Plan) -> float:
@@ -262,6 +288,8 @@ def _why(draft: Draft, plan: Plan) -> str:
 
 def _shares(plan: Plan, other: Plan) -> str:
     said = []
+    if came := sorted(set(other.nodes) - set(plan.nodes)):
+        said.append(f"{', '.join(came)} takes the place of {', '.join(sorted(set(plan.nodes) - set(other.nodes)))}")
     for before, after in zip(plan.pipelines, other.pipelines, strict=True):
         where = "+".join(str(stage.devices[0]) for stage in after.stages)
         cuts = [stage.last - stage.first for stage in after.stages]

@@ -23,7 +23,9 @@ SLOW = Device(NodeId("n1"), 0)
 UNTIL_S = 240.0
 
 
-def a_world(seed: int, pp: int, nodes: tuple[int, ...] = (2, 2), kinds: tuple[str, ...] = ("cpu",)) -> World:
+def a_world(
+    seed: int, pp: int, nodes: tuple[int, ...] = (2, 2), kinds: tuple[str, ...] = ("cpu",), spares: int = 0
+) -> World:
     """Nobody troubles it; devices of other kinds than cpu are planned as such."""
     drawn = scenario(seed, steps=10_000)
     job = drawn.jobs[0]
@@ -34,7 +36,7 @@ def a_world(seed: int, pp: int, nodes: tuple[int, ...] = (2, 2), kinds: tuple[st
         ),
         parallel=ParallelSpec(tp=1, pp=pp),
         checkpoint=replace(job.checkpoint, every=0),
-        recovery=replace(job.recovery, spares=0, compare_every=0),
+        recovery=replace(job.recovery, spares=spares, compare_every=0),
     )
     scene = replace(drawn, nodes=nodes, kinds=kinds, racks=0, jobs=(job,), broken={}, starts={}, saves=())
     return World(scene, SimSupervisor)
@@ -60,6 +62,28 @@ def test_a_job_on_mixed_kinds_absorbs_the_loss_of_a_node() -> None:
     assert {p.stages for p in after.pipelines} < {p.stages for p in before.pipelines} and after.dp == before.dp - 1
     lost = next(one for one in record.incidents if one.fault.cause is not Cause.BALANCE)
     assert "nothing moves" in lost.decision and not world.checker.rolled_back
+
+
+def test_a_spare_takes_the_place_of_a_node_that_stays_slow_and_only_once() -> None:
+    world = a_world(0, 1, nodes=(2, 2, 2), spares=1)
+    before = plan_of(run(world, 15.0))
+    assert NodeId("n1") in before.nodes and len(before.nodes) == 2
+    (spare,) = world.records()[JOB].spares
+    world.slow = {SLOW: 3.0}
+    record = run(world, 120.0)
+    after = plan_of(record)
+    assert set(after.nodes) == {*before.nodes, spare} - {SLOW.node}
+    assert {len(pipeline.micro_batches) for pipeline in after.pipelines} == {6}, "as fast as before"
+    assert changes(record) <= 3 and not world.checker.rolled_back
+    assert changes(run(world, UNTIL_S)) == changes(record), "the slow node stands by now, and is not taken back"
+
+
+def test_a_spare_is_not_taken_for_what_it_would_not_pay() -> None:
+    world = a_world(0, 1, nodes=(2, 2, 2), spares=1)
+    before = plan_of(run(world, 15.0))
+    world.slow = {SLOW: 1.2}
+    record = run(world, 80.0)
+    assert set(plan_of(record).nodes) == set(before.nodes) and not changes(record)
 
 
 def comes_and_goes(world: World, every_s: float) -> None:
