@@ -3,10 +3,10 @@
     arrival of a fault ──> HostLost | RankExited | NodesSeen ──> kernel.step ──> effects ──> what hosts would answer
 
 Between faults nothing is simulated: steps, heartbeats and checkpoints of a job that trains undisturbed follow from its step
-time, and the kernel is told of the newest ones when next it is told anything. A machine is one device: its accelerators
-are lost together, and a job is planned, mirrored and moved by machines. `dense` delivers every step and every checkpoint one
-by one, on small clusters, and must come to the same decisions. It owns virtual time of one job; which faults arrive
-(arrivals.py) and what the figures mean (whatif.py) it refuses to know.
+time, and the kernel is told of the newest ones when next it is told anything. A machine is one device: its accelerators are
+lost together, and a job is planned, mirrored and moved by machines. `dense` delivers every step by itself, on small
+clusters, and must come to the same decisions. It owns virtual time of one job; which faults arrive (arrivals.py) and what the figures
+mean (whatif.py) it refuses to know.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ JOB = JobId("job")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What things take, in seconds; measured by benchmarks.recovery on one machine, and by the planner's cost model for others.
+    """What things take, in seconds: of the order that benchmarks.recovery measures on one machine.
 
     step_s: a step at full strength. bytes_s: what one machine sends or receives. state_bytes: of one element, all kinds.
     """

@@ -1,9 +1,9 @@
-"""What goodput a job will have on a cluster: a scenario, the faults it meets, and what each policy makes of the same faults.
+"""What goodput a job will have on a cluster: a scenario, the faults it meets, and what each policy makes of those faults.
 
-`everstep` is this code base's own kernel (fleet.py). `restart` (everything again from the newest checkpoint) and `shrink` (the
-data-parallel group that lost a machine is away until it has been restarted, the others go on) are models of other systems, in
-a few lines each: no decision of ours is made twice. `python -m orchestrator.sim.whatif` reads scenarios as JSON from stdin,
-tells its progress on stderr and prints the reports.
+`everstep` is this code base's own kernel (fleet.py). `restart` (everything again from the newest checkpoint) and `shrink`
+(the data-parallel group that lost a machine is away until it has been restarted, the others go on) are models of other
+systems, in a few lines each: no decision of ours is made twice. `python -m orchestrator.sim.whatif` reads scenarios as JSON
+from stdin, tells its progress on stderr and prints the reports.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ POLICIES = ("restart", "shrink", "everstep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """One job on one cluster. block: accelerators that are lost, replaced and planned together (a machine, or a rack of them).
+    """One job on one cluster. block: accelerators that are lost, replaced and planned together: a machine, or a rack.
 
-    pp: stages of a pipeline, each on one block; params: of the model. checkpoint_every: steps. rate: how many times as often as
-    in Llama 3's cluster an accelerator fails. kinds: the shares of the cluster's accelerators; the slowest sets the pace.
+    pp: stages of a pipeline, each on one block; params: of the model. checkpoint_every: steps. rate: how many times as
+    often as in Llama 3's cluster an accelerator fails. detect_s, restart_s, requorum_s: of the other systems.
     """
 
     name: str
@@ -57,7 +57,6 @@ class WhatIf:
     pue: float = 1.1
     spot_waves_a_day: float = 0.0
     spot_blocks: int = 1
-    kinds: Mapping[str, float] | None = None
     detect_s: float = 60.0
     restart_s: float = 420.0
     """Of other systems: until a failure is noticed, and until all processes are back and have loaded a checkpoint."""

@@ -189,7 +189,7 @@ ALL = (
     Planted(plant=forgets_what_survivors_saw_pass, verdict=SAFETY),
     Planted(plant=settles_twice, verdict=SAFETY),
     Planted(plant=uses_a_generation_again, verdict=SAFETY),
-    Planted(plant=commits_under_an_old_term, verdict=SAFETY, words="commits after term", seeds=(5, *range(40))),
+    Planted(plant=commits_under_an_old_term, verdict=SAFETY, words="commits after term", seeds=(20, *range(40))),
     Planted(plant=charges_what_was_asked_for, verdict=SAFETY, words="nobody's failure"),
     Planted(plant=takes_silence_for_death, verdict=SAFETY, seeds=(12, *range(40))),
     Planted(plant=commits_checkpoints_before_the_step, verdict=SAFETY),
