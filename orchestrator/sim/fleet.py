@@ -2,11 +2,11 @@
 
     arrival of a fault ──> HostLost | RankExited | NodesSeen ──> kernel.step ──> effects ──> what hosts would answer
 
-Between faults nothing is simulated: steps, heartbeats and checkpoints of a job that trains undisturbed follow from its step
-time, and the kernel is told of the newest ones when next it is told anything. A machine is one device: its accelerators are
-lost together, and a job is planned, mirrored and moved by machines. `dense` delivers every step by itself, on small
-clusters, and must come to the same decisions. It owns virtual time of one job; which faults arrive (arrivals.py) and what the figures
-mean (whatif.py) it refuses to know.
+Between faults nothing is simulated: steps, heartbeats and checkpoints of a job that trains undisturbed follow from its
+step time, and the kernel is told of the newest ones when next it is told anything. A machine is one device: its
+accelerators are lost together, and a job is planned, mirrored and moved by machines. `dense` delivers every step by
+itself, on small clusters, and must come to the same decisions. It owns virtual time of one job; which faults arrive
+(arrivals.py) and what the figures mean (whatif.py) it refuses to know.
 """
 
 from __future__ import annotations
