@@ -95,9 +95,10 @@ class Machines:
         kinds = {one.key: one.kind for one in self.classes}
         left = [machine for machine in self.nodes if machine.node not in gone and machine.node not in dead]
         hurt = []
-        for machine in self.nodes if dead else ():
-            kept = tuple(device for device in machine.devices if device not in dead[machine.node])
-            if machine.node in dead and machine.node not in gone and kept:
+        for machine in self.nodes:
+            if machine.node not in dead or machine.node in gone:
+                continue
+            if kept := tuple(device for device in machine.devices if device not in dead[machine.node]):
                 key = replace(machine.key, devices=len(kept))
                 kinds.setdefault(key, kinds[machine.key])
                 hurt.append(replace(machine, key=key, devices=kept))

@@ -205,7 +205,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         gentle=gentle,
         starts=starts,
         saves=tuple(Random(f"saves {seed}").uniform(1.0, 30.0) for _ in range(4)) if seed % 10 == 8 else (),
-        broken={"job0": Random(f"broken {seed}").randint(3, 25)} if seed % 10 == 7 else {},
+        broken={"job0": Random(f"broken {seed}").randint(3, 15)} if seed % 10 == 7 else {},
     )
 
 
