@@ -71,7 +71,7 @@ class Doorman:
         """None where nobody needs to say. Raises Problem (401, 403, 429), Unavailable."""
         if self._identities is None:
             return LOCAL
-        if scope["path"] in UNASKED or is_page(scope["path"]):
+        if scope["method"] in SAFE and (scope["path"] in UNASKED or is_page(scope["path"])):
             return None
         source, now = source_of(scope), time.monotonic()
         wait_s = self._mistaken.is_empty(source, now)
@@ -180,7 +180,8 @@ class Doorman:
     async def _write_down(self, scope: Scope, status: int) -> None:
         """Before the answer leaves. Where the store is away the log has it: what was done cannot be undone for that."""
         principal: Principal | None = scope["state"]["principal"]
-        if principal is None and status == 401:
+        if principal is None and 400 <= status < 500:
+            # Nobody may write the record full.
             self._mistaken.wait_s(source_of(scope), time.monotonic())
         entry = AuditEntry(
             at=time.time(),

@@ -219,6 +219,16 @@ def test_who_guesses_is_not_answered_any_more(tmp_path: Path) -> None:
         assert server.http(server.owner).get("/api/v1/jobs").status_code == 200, "nor is anybody else kept out by it"
 
 
+def test_nobody_writes_the_record_full(tmp_path: Path) -> None:
+    with guarded(tmp_path, mistakes_per_s=0.01, mistakes_burst=3.0) as server:
+        for path in ("/", "/jobs/x", "/assets/x", "/healthz"):
+            assert server.http(None).post(path, json={}).status_code == 401, path
+        codes = [server.http(None).post("/api/v1/session", json={}).status_code for _ in range(6)]
+        assert codes == [422] * 3 + [429] * 3
+        with Client(server.url, token=server.owner) as owner:
+            assert [one.status for one in owner.audit().entries] == [422] * 3
+
+
 def test_names_of_this_server_may_be_written_in_capitals(tmp_path: Path) -> None:
     with guarded(tmp_path, allowed_hosts=("Train.Example",)) as server:
         assert server.http(server.owner).get("/api/v1/jobs", headers={"Host": "train.example:80"}).status_code == 200
