@@ -89,7 +89,13 @@ class Doorman:
         if was_shown:
             self._mistaken.wait_s(source, now)
             detail = "this token is not known here, was revoked or has run out; use another one (everstep token create)"
-            raise Problem(401, "unauthenticated", detail, headers=CHALLENGE)
+            # A page that asks again and again is not to show the same cookie each time.
+            gone = (
+                {}
+                if "authorization" in Headers(scope=scope)
+                else {"Set-Cookie": f"{cookie_name(scope)}=; Max-Age=0; Path=/"}
+            )
+            raise Problem(401, "unauthenticated", detail, headers=CHALLENGE | gone)
         detail = "nobody may ask without a token; send Authorization: Bearer TOKEN, set EVERSTEP_TOKEN or sign in"
         raise Problem(401, "unauthenticated", detail, headers=CHALLENGE)
 

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from typer.testing import CliRunner, Result
 
 from api.cli.main import app
+from api.cli.session import find_job
 from api.client import ApiError, Client
 from api.client.credentials import find_token, forget_server, note_server
 from api.config import Config
@@ -146,7 +147,9 @@ def test_a_session_ends_with_the_token_it_was_opened_with(server: Guarded) -> No
     assert http.post("/api/v1/session", json={"token": server.token("ci", Role.OPERATOR)}).status_code == 200
     with Client(server.url, token=server.owner) as owner:
         owner.revoke_token("tok-ci")
-    assert http.get("/api/v1/jobs").status_code == 401
+    for said in ("revoked", "without a token"):  # the browser forgets it, and makes no mistake each time that it asks
+        answer = http.get("/api/v1/jobs")
+        assert answer.status_code == 401 and said in answer.json()["detail"]
 
 
 def test_a_session_of_the_owner_ends_where_the_owners_token_is_replaced() -> None:
@@ -373,6 +376,15 @@ def test_the_command_line_makes_lists_and_revokes_tokens(server: Guarded, tmp_pa
     seen = everstep("audit").stdout
     assert "revoke_token" in seen and "create_token /api/v1/tokens 403" in " ".join(seen.split())
     assert everstep("token", "create", "x", "--expires", "soon").exit_code == 2
+
+
+def test_the_newest_job_is_found_among_those_of_others(server: Guarded) -> None:
+    owner = server.http(server.owner)
+    mine = owner.post("/api/v1/jobs", json={**JOB_FILE, "project": "mine"}).json()["id"]
+    for _ in range(51):
+        assert owner.post("/api/v1/jobs", json={**JOB_FILE, "project": "theirs"}).status_code == 201
+    with Client(server.url, token=server.token("me", Role.VIEWER, projects=["mine"])) as client:
+        assert find_job(client, "last") == mine
 
 
 def test_without_a_token_the_command_line_says_what_is_wanted(server: Guarded) -> None:
