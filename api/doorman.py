@@ -96,7 +96,10 @@ class Doorman:
                 else {"Set-Cookie": f"{cookie_name(scope)}=; Max-Age=0; Path=/"}
             )
             raise Problem(401, "unauthenticated", detail, headers=CHALLENGE | gone)
-        detail = "nobody may ask without a token; send Authorization: Bearer TOKEN, set EVERSTEP_TOKEN or sign in"
+        detail = (
+            "nobody may ask without a token; send Authorization: Bearer TOKEN, set EVERSTEP_TOKEN or EVERSTEP_TOKEN_FILE "
+            "(its owner's is admin.token in its state directory), or sign in"
+        )
         raise Problem(401, "unauthenticated", detail, headers=CHALLENGE)
 
     async def _shown(self, headers: Headers, scope: Scope) -> tuple[Principal | None, bool]:
