@@ -6,6 +6,7 @@ which job belongs to whom (scoped.py).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -30,6 +31,8 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 UNASKED = frozenset({"/healthz", "/readyz"})
 SIGN_IN = "/api/v1/session"
 NOBODY = "nobody"
+LOOK_AGAIN_S = 1.0
+"""Streams are looked at this often: does their reader's token still hold?"""
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="everstep"'}
 
 
@@ -68,22 +71,35 @@ class Doorman:
         """None where nobody needs to say. Raises Problem (401, 403, 429), Unavailable."""
         if self._identities is None:
             return LOCAL
-        if scope["path"] in UNASKED or is_page(scope["path"]):
+        if scope["method"] in SAFE and (scope["path"] in UNASKED or is_page(scope["path"])):
             return None
         source, now = source_of(scope), time.monotonic()
-        if wait_s := self._mistaken.is_empty(source, now):
-            raise _too_often(wait_s, f"{source} has shown too many wrong tokens")
+        wait_s = self._mistaken.is_empty(source, now)
         if scope["path"] == SIGN_IN and scope["method"] == "POST":
+            if wait_s:
+                raise _too_often(wait_s, f"{source} has shown too many wrong tokens")
             # What it shows is looked at by the route, which says whether it was right.
             return None
         found, was_shown = await self._shown(Headers(scope=scope), scope)
         if found is not None:
+            # Also where others at this address are mistaken: they may be another user's, or behind the same proxy.
             return found
+        if wait_s:
+            raise _too_often(wait_s, f"{source} has shown too many wrong tokens")
         if was_shown:
             self._mistaken.wait_s(source, now)
             detail = "this token is not known here, was revoked or has run out; use another one (everstep token create)"
-            raise Problem(401, "unauthenticated", detail, headers=CHALLENGE)
-        detail = "nobody may ask without a token; send Authorization: Bearer TOKEN, set EVERSTEP_TOKEN or sign in"
+            # A page that asks again and again is not to show the same cookie each time.
+            gone = (
+                {}
+                if "authorization" in Headers(scope=scope)
+                else {"Set-Cookie": f"{cookie_name(scope)}=; Max-Age=0; Path=/"}
+            )
+            raise Problem(401, "unauthenticated", detail, headers=CHALLENGE | gone)
+        detail = (
+            "nobody may ask without a token; send Authorization: Bearer TOKEN, set EVERSTEP_TOKEN or EVERSTEP_TOKEN_FILE "
+            "(its owner's is admin.token in its state directory), or sign in"
+        )
         raise Problem(401, "unauthenticated", detail, headers=CHALLENGE)
 
     async def _shown(self, headers: Headers, scope: Scope) -> tuple[Principal | None, bool]:
@@ -112,25 +128,69 @@ class Doorman:
     async def _let_in(self, scope: Scope, receive: Receive, send: Send, principal: Principal | None) -> None:
         scope["state"]["principal"] = principal
         is_change = scope["method"] not in SAFE
+        is_written = not is_change
 
         async def send_audited(message: Message) -> None:
-            if is_change and message["type"] == "http.response.start":
+            nonlocal is_written
+            if not is_written and message["type"] == "http.response.start":
+                is_written = True
                 await self._write_down(scope, message["status"])
             await send(message)
 
         caller = principal.id if principal else NOBODY
         self._open[caller] += 1
         try:
-            await self._app(scope, receive, send_audited)
+            if is_change or principal is None or self._identities is None:
+                await self._app(scope, receive, send_audited)
+            else:
+                await self._while_known(scope, receive, send)
+        except Exception:
+            # A bug: what answers it is further out than this, and what was asked for may have been done.
+            if not is_written:
+                await self._write_down(scope, 500)
+            raise
         finally:
             self._open[caller] -= 1
             if not self._open[caller]:
                 del self._open[caller]
 
+    async def _while_known(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A stream of events ends when who reads it would not be let in any more."""
+        is_over = is_told = False
+
+        async def receive_while_known() -> Message:
+            nonlocal is_over
+            heard = asyncio.ensure_future(receive())
+            try:
+                while not (await asyncio.wait({heard}, timeout=LOOK_AGAIN_S))[0]:
+                    if not await self._is_known(scope):
+                        is_over = True
+                        return {"type": "http.disconnect"}
+                return heard.result()
+            finally:
+                heard.cancel()
+
+        async def send_noted(message: Message) -> None:
+            nonlocal is_told
+            is_told = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        await self._app(scope, receive_while_known, send_noted)
+        if is_over and not is_told:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _is_known(self, scope: Scope) -> bool:
+        """A store that is away says nothing against anybody."""
+        try:
+            return (await self._shown(Headers(scope=scope), scope))[0] is not None
+        except Unavailable:
+            return True
+
     async def _write_down(self, scope: Scope, status: int) -> None:
         """Before the answer leaves. Where the store is away the log has it: what was done cannot be undone for that."""
         principal: Principal | None = scope["state"]["principal"]
-        if principal is None and status == 401:
+        if principal is None and 400 <= status < 500:
+            # Nobody may write the record full.
             self._mistaken.wait_s(source_of(scope), time.monotonic())
         entry = AuditEntry(
             at=time.time(),

@@ -53,7 +53,7 @@ class Identities:
     async def open_session(self, principal: Principal) -> str:
         """What the browser is to carry."""
         text = secrets.token_urlsafe(32)
-        await self._keyring.add_pass(SESSION, digest(text), principal.id, SESSION_S)
+        await self._keyring.add_pass(SESSION, digest(text), self._holder(principal), SESSION_S)
         return text
 
     async def end_session(self, text: str) -> None:
@@ -63,7 +63,7 @@ class Identities:
     async def make_code(self, principal: Principal) -> str:
         """Good once, for CODE_S: lets somebody sign in as `principal` without its token."""
         text = secrets.token_urlsafe(32)
-        await self._keyring.add_pass(CODE, digest(text), principal.id, CODE_S)
+        await self._keyring.add_pass(CODE, digest(text), self._holder(principal), CODE_S)
         return text
 
     async def of_code(self, text: str) -> Principal | None:
@@ -73,6 +73,10 @@ class Identities:
     def forget(self) -> None:
         """What was remembered is out of date: something was revoked here."""
         self._known.clear()
+
+    def _holder(self, principal: Principal) -> str:
+        """The owner's by the token's hash, so that what was opened with it ends when that file is replaced."""
+        return f"{LOCAL.id}:{self._local}" if principal.id == LOCAL.id else principal.id
 
     # --- looking up -------------------------------------------------------------------------------------------------------
 
@@ -101,8 +105,8 @@ class Identities:
 
     async def _of_id(self, id: str) -> Principal | None:
         """A session is good for as long as the token that it was opened with."""
-        if id == LOCAL.id:
-            return LOCAL
+        if id.partition(":")[0] == LOCAL.id:
+            return LOCAL if self._local and id == self._holder(LOCAL) else None
         token = await self._keyring.token(id)
         if token is None or not token.is_valid(self._clock()):
             return None

@@ -170,17 +170,29 @@ class CountRequests:
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
+        has_answered = False
+
+        def count(code: int) -> None:
+            path = getattr(scope.get("route"), "path", UNROUTED)
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            seconds = time.perf_counter() - began
+            self._metrics.answered(method, path, code, seconds)
+            _tell(scope, method, path, code, seconds)
 
         async def send_counted(message: Message) -> None:
+            nonlocal has_answered
             if message["type"] == "http.response.start":
-                path = getattr(scope.get("route"), "path", UNROUTED)
-                method = scope["method"] if scope["method"] in METHODS else "other"
-                seconds, code = time.perf_counter() - began, message["status"]
-                self._metrics.answered(method, path, code, seconds)
-                _tell(scope, method, path, code, seconds)
+                has_answered = True
+                count(message["status"])
             await send(message)
 
-        await self._app(scope, receive, send_counted)
+        try:
+            await self._app(scope, receive, send_counted)
+        except Exception:
+            # A bug: what answers it is further out than this.
+            if not has_answered:
+                count(500)
+            raise
 
 
 def _tell(scope: Scope, method: str, route: str, code: int, seconds: float) -> None:

@@ -100,7 +100,9 @@ def problem_of(error: Exception, request: Request) -> Problem:
         case HTTPException():
             return _of_http(error, request)
         case _:
-            log.error("unhandled %s in %s %s", type(error).__name__, request.method, request.url.path, exc_info=error)
+            said = {"request_id": getattr(request.state, "request_id", None)}
+            words = (type(error).__name__, request.method, request.url.path)
+            log.error("unhandled %s in %s %s", *words, exc_info=error, extra=said)
             return Problem(500, "bug", "the server made a mistake; its log has the trace under this request_id")
 
 

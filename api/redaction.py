@@ -1,10 +1,12 @@
-"""What is never shown: values whose name says secret, passwords in URLs, and bearer tokens wherever they stand in text."""
+"""What is never shown: values whose name says secret, passwords in URLs, bearer tokens and our own tokens in any text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from .tokens import PATTERN as _TOKEN
 
 BLOT = "[redacted]"
 _NAME = re.compile(
@@ -38,6 +40,7 @@ def redacted(value: Any, name: str = "") -> Any:
 
 
 def redacted_text(text: str) -> str:
+    text = _TOKEN.sub(BLOT, text)
     text = _URL_LOGIN.sub(rf"\g<scheme>{BLOT}@", text)
     text = _BEARER.sub(rf"\1 {BLOT}", text)
     return _ASSIGNED.sub(rf"\1\2{BLOT}", text)

@@ -1,7 +1,7 @@
 """The outermost layer: whose requests are answered at all, how large they may be, and the id each one carries.
 
-Plain ASGI, so that event streams pass through it unbuffered. The API has no accounts: it is for this machine's user, which
-means that a web page in the same browser must not be able to reach it (Host against rebinding, Origin against forgery).
+Plain ASGI, so that event streams pass through it unbuffered. Nobody has been asked who they are yet: a web page in the same
+browser must not be able to reach what is behind this (Host against rebinding, Origin against forgery).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REQUEST_ID = "X-Request-ID"
 class Gatekeeper:
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
         self._app = app
-        self._hosts = frozenset(settings.allowed_hosts)
+        self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
         self._max_body_bytes = settings.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

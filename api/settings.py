@@ -36,7 +36,7 @@ class ApiSettings:
     mistakes_per_s: float = 0.5
     """Wrong tokens from one address, in the long run,"""
     mistakes_burst: float = 30.0
-    """and at once; beyond it nothing from there is answered."""
+    """and at once; beyond it only who is known there is answered."""
     local_digest: str = ""
     """Hash of the state folder's own token; "": there is none."""
 

@@ -5,11 +5,13 @@ Several may run on one Redis. Configured by flags, the environment and a file: `
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from api.app import create_app
 from api.config import Config
@@ -19,12 +21,14 @@ from orchestrator.adapters.plan_process import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.redis_desk import RedisDesk
 from orchestrator.adapters.redis_keyring import RedisKeyring
-from orchestrator.domain.errors import Refused
+from orchestrator.domain.errors import Conflict, Refused
 
 from . import configured, logs
 from .owner import own_token, require_auth
 
 FLAGS = ("api.host", "api.port", "api.chaos")
+PROXIES = "FORWARDED_ALLOW_IPS"
+"""uvicorn's variable: addresses of reverse proxies that are believed whom they speak for. Without it nobody is."""
 
 
 def main() -> None:
@@ -32,8 +36,11 @@ def main() -> None:
     logs.configure(config.log, "api")
     try:
         require_auth(config.api.host, config.api.auth == "required")
+        own_token(config.root)
     except Refused as error:
         raise SystemExit(error.message) from error
+    except Conflict as error:
+        raise SystemExit(str(error)) from error
     # Half the processor time of a list or a submission that asyncio and h11 take.
     uvloop.run(serve(config))
 
@@ -48,7 +55,15 @@ async def serve(config: Config) -> None:
         ThreadForeseer(SubprocessProber()),
         keyring if config.api.auth == "required" else None,
     )
-    served = uvicorn.Config(
+    try:
+        await uvicorn.Server(server_config(app, config)).serve()
+    finally:
+        await desk.close()
+        await keyring.close()
+
+
+def server_config(app: FastAPI, config: Config) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         http="httptools",
         host=config.api.host,
@@ -59,12 +74,9 @@ async def serve(config: Config) -> None:
         log_level=config.log.level,
         access_log=False,
         timeout_graceful_shutdown=config.api.grace_s,
+        # uvicorn believes X-Forwarded-For of anybody on this machine by default: the audit log would say what they like.
+        proxy_headers=PROXIES in os.environ,
     )
-    try:
-        await uvicorn.Server(served).serve()
-    finally:
-        await desk.close()
-        await keyring.close()
 
 
 def _settings(config: Config) -> ApiSettings:

@@ -87,7 +87,8 @@ def find_job(client: Client, reference: str) -> str:
     """A job's id: as given, of the newest job (`last`), or of the newest job with that name."""
     if reference.startswith("job-"):
         return reference
-    newest = client.jobs(limit=1 if reference == LAST else 200).jobs
+    # A short page may have passed over jobs of projects that this client does not see.
+    newest = (client.jobs(limit=1).jobs if reference == LAST else ()) or client.jobs(limit=200).jobs
     for job in newest:
         if reference in (LAST, job.name):
             return job.id

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from typer.testing import CliRunner, Result
 
 from api.cli.main import app
+from api.cli.session import find_job
 from api.client import ApiError, Client
 from api.client.credentials import find_token, forget_server, note_server
-from api.tokens import FILE, PATTERN, is_whole, mint
+from api.config import Config
+from api.identities import Identities
+from api.tokens import FILE, PATTERN, digest, is_whole, mint
+from deploy.api_server import PROXIES, server_config
 from deploy.owner import own_token, require_auth
-from orchestrator.domain.access import Role
+from orchestrator.adapters.memory_keyring import MemoryKeyring
+from orchestrator.domain.access import LOCAL, Role
 from orchestrator.domain.errors import Conflict, Refused, Unavailable
 from tests.keys import Guarded, guarded
 from tests.served import eventually
@@ -63,6 +71,21 @@ def test_another_server_forgets_a_revoked_token_within_a_second(server: Guarded)
     server.served.desk.now(server.keyring.revoke("tok-ci", time.time()))
     server.let_pass(1.0)
     assert http.get("/api/v1/jobs").status_code == 401
+
+
+@pytest.mark.parametrize("by", ["token", "cookie"])
+def test_a_stream_ends_with_what_it_was_opened_with(server: Guarded, by: str) -> None:
+    token = server.token("ci", Role.VIEWER)
+    http = server.http(token if by == "token" else None)
+    if by == "cookie":
+        assert http.post("/api/v1/session", json={"token": token}).status_code == 200
+    with http.stream("GET", "/api/v1/live") as stream, Client(server.url, token=server.owner) as owner:
+        lines = stream.iter_lines()
+        assert next(lines)
+        owner.revoke_token("tok-ci")
+        began = time.monotonic()
+        for _ in lines:
+            assert time.monotonic() - began < 5, "it goes on"
 
 
 def test_a_token_runs_out(server: Guarded) -> None:
@@ -124,7 +147,21 @@ def test_a_session_ends_with_the_token_it_was_opened_with(server: Guarded) -> No
     assert http.post("/api/v1/session", json={"token": server.token("ci", Role.OPERATOR)}).status_code == 200
     with Client(server.url, token=server.owner) as owner:
         owner.revoke_token("tok-ci")
-    assert http.get("/api/v1/jobs").status_code == 401
+    for said in ("revoked", "without a token"):  # the browser forgets it, and makes no mistake each time that it asks
+        answer = http.get("/api/v1/jobs")
+        assert answer.status_code == 401 and said in answer.json()["detail"]
+
+
+def test_a_session_of_the_owner_ends_where_the_owners_token_is_replaced() -> None:
+    async def ends() -> None:
+        keyring = MemoryKeyring(time.time)
+        old, new, none = (Identities(keyring, one, time.time) for one in (digest(mint()), digest(mint()), ""))
+        session, code = await old.open_session(LOCAL), await old.make_code(LOCAL)
+        assert await old.of_session(session) == LOCAL
+        assert await new.of_session(session) is None and await none.of_session(session) is None
+        assert await new.of_code(code) is None
+
+    asyncio.run(ends())
 
 
 ORIGINS: tuple[tuple[dict[str, str], bool], ...] = (
@@ -182,6 +219,22 @@ def test_who_guesses_is_not_answered_any_more(tmp_path: Path) -> None:
         codes = [server.http(mint()).get("/api/v1/jobs").status_code for _ in range(5)]
         assert codes[:3] == [401] * 3 and codes[-1] == 429
         assert server.http(None).post("/api/v1/session", json={"token": mint()}).status_code == 429
+        assert server.http(server.owner).get("/api/v1/jobs").status_code == 200, "nor is anybody else kept out by it"
+
+
+def test_nobody_writes_the_record_full(tmp_path: Path) -> None:
+    with guarded(tmp_path, mistakes_per_s=0.01, mistakes_burst=3.0) as server:
+        for path in ("/", "/jobs/x", "/assets/x", "/healthz"):
+            assert server.http(None).post(path, json={}).status_code == 401, path
+        codes = [server.http(None).post("/api/v1/session", json={}).status_code for _ in range(6)]
+        assert codes == [422] * 3 + [429] * 3
+        with Client(server.url, token=server.owner) as owner:
+            assert [one.status for one in owner.audit().entries] == [422] * 3
+
+
+def test_names_of_this_server_may_be_written_in_capitals(tmp_path: Path) -> None:
+    with guarded(tmp_path, allowed_hosts=("Train.Example",)) as server:
+        assert server.http(server.owner).get("/api/v1/jobs", headers={"Host": "train.example:80"}).status_code == 200
 
 
 def test_streams_of_one_token_have_a_bound(tmp_path: Path) -> None:
@@ -217,6 +270,31 @@ def test_each_request_that_is_to_change_something_leaves_one_record(server: Guar
     assert len({one.request_id for one in both}) == 4
 
 
+def test_what_ends_in_a_bug_is_recorded_and_counted(server: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been done all the same."""
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    http = server.http(server.owner)
+    job = http.post("/api/v1/jobs", json=JOB_FILE).json()["id"]
+    monkeypatch.setattr(server.served.desk, "command", broken)
+    assert http.post(f"/api/v1/jobs/{job}:cancel").status_code == 500
+    later = server.http(server.owner)  # after a bug its connection goes
+    newest = later.get("/api/v1/audit").json()["entries"][0]
+    assert (newest["operation"], newest["status"]) == ("cancel", 500)
+    assert 'everstep_http_requests_total{code="500",method="POST",route="/api/v1/jobs/{job_id}:cancel"} 1.0' in (
+        later.get("/metrics").text
+    )
+
+
+def test_nobody_says_for_another_where_he_asks_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PROXIES, raising=False)
+    assert not server_config(FastAPI(), Config()).proxy_headers
+    monkeypatch.setenv(PROXIES, "10.0.0.1")
+    assert server_config(FastAPI(), Config()).proxy_headers
+
+
 def test_a_store_that_is_away_is_said_and_lets_nobody_in(server: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(digest: str) -> None:
         raise Unavailable("Redis did not answer; see that it runs")
@@ -235,6 +313,10 @@ def test_the_owners_token_is_made_once_and_is_the_owners_alone(tmp_path: Path) -
     path = tmp_path / FILE
     assert is_whole(token) and own_token(tmp_path) == token and stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [one.name for one in tmp_path.iterdir()] == [FILE]
+    assert own_token(tmp_path / "not" / "there")
+    (tmp_path / "shared").mkdir()
+    with ThreadPoolExecutor(8) as many:
+        assert len(set(many.map(own_token, [tmp_path / "shared"] * 32))) == 1
     path.chmod(0o644)
     with pytest.raises(Conflict, match="can be read by others"):
         own_token(tmp_path)
@@ -294,6 +376,15 @@ def test_the_command_line_makes_lists_and_revokes_tokens(server: Guarded, tmp_pa
     seen = everstep("audit").stdout
     assert "revoke_token" in seen and "create_token /api/v1/tokens 403" in " ".join(seen.split())
     assert everstep("token", "create", "x", "--expires", "soon").exit_code == 2
+
+
+def test_the_newest_job_is_found_among_those_of_others(server: Guarded) -> None:
+    owner = server.http(server.owner)
+    mine = owner.post("/api/v1/jobs", json={**JOB_FILE, "project": "mine"}).json()["id"]
+    for _ in range(51):
+        assert owner.post("/api/v1/jobs", json={**JOB_FILE, "project": "theirs"}).status_code == 201
+    with Client(server.url, token=server.token("me", Role.VIEWER, projects=["mine"])) as client:
+        assert find_job(client, "last") == mine
 
 
 def test_without_a_token_the_command_line_says_what_is_wanted(server: Guarded) -> None:

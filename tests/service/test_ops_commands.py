@@ -21,6 +21,7 @@ from api.cli.main import app
 from api.config import Config
 from api.redaction import redacted, redacted_text
 from api.schemas import load_job_file
+from api.tokens import mint
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Cause, Fault, Incident, Succeeded
@@ -135,6 +136,11 @@ def test_a_bundle_of_no_job_leaves_no_file(served: Served, tmp_path: Path) -> No
 )
 def test_text_that_looks_like_a_secret_is_blotted(text: str, kept: bool) -> None:
     assert ("hunter22" in redacted_text(text) or "1234.5" in redacted_text(text)) is kept
+
+
+def test_a_token_of_ours_is_blotted_wherever_it_stands() -> None:
+    token = mint()
+    assert token not in redacted_text(f"['--verbose', '{token}'] {token}.")
 
 
 def test_names_that_say_secret_are_blotted_and_figures_are_not() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from api.config_sources import from_environment, read_file, resolve
+from orchestrator.domain.errors import Refused
 
 DEPLOY = Path(__file__).resolve().parent.parent.parent / "deploy"
 KUBERNETES = "1.31"
@@ -72,6 +74,49 @@ def test_configurations_that_are_shipped_are_ones(tmp_path: Path) -> None:
         from_environment({name: str(value) for name, value in service.get("environment", {}).items()})
 
 
+def pods() -> Iterator[dict[str, Any]]:
+    for one in manifests("everstep.yaml"):
+        if one["kind"] in ("Deployment", "StatefulSet"):
+            yield one["spec"]["template"]["spec"]
+    (cluster,) = manifests("ray-cluster.yaml")
+    for group in (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]):
+        yield group["template"]["spec"]
+
+
+def test_kubernetes_puts_nothing_among_the_settings_and_opens_no_file_to_the_group() -> None:
+    # What a pod is told of the service everstep-api, unless it is told nothing of services.
+    with pytest.raises(Refused, match="there is no setting EVERSTEP_API_SERVICE_HOST"):
+        from_environment({"EVERSTEP_API_SERVICE_HOST": "10.0.0.1", "EVERSTEP_API_PORT": "tcp://10.0.0.1:8265"})
+    found = list(pods())
+    assert len(found) == 5
+    for pod in found:
+        assert pod["enableServiceLinks"] is False
+        if any(volume["name"] == "state" for volume in pod["volumes"]):
+            # At every start otherwise, which makes admin.token one that others can read.
+            assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+
+
+def test_prometheus_shows_the_api_a_token() -> None:
+    for name in ("prometheus.yml", "compose.yml"):
+        scrapes = yaml.safe_load((DEPLOY / "prometheus" / name).read_text())["scrape_configs"]
+        jobs = {one["job_name"]: one for one in scrapes}
+        file = Path(jobs["everstep-api"]["authorization"]["credentials_file"])
+        assert "authorization" not in jobs["everstep-supervisor"]
+    assert file.name in compose()["services"]["prometheus"]["secrets"]
+    assert "redis-password" not in compose()["services"]["prometheus"]["secrets"]
+    for one in manifests("everstep.yaml"):
+        if one["metadata"]["name"] == "everstep-api" and one["kind"] == "Deployment":
+            assert "annotations" not in one["spec"]["template"]["metadata"], "by a pod's address, and without a token"
+
+
+def test_secrets_of_the_compose_file_are_in_no_image_and_no_repository() -> None:
+    for secret in compose()["secrets"].values():
+        assert Path(secret["file"]).parts[0] == "secrets"
+    root = DEPLOY.parent
+    assert "deploy/secrets" in (root / ".dockerignore").read_text().split()
+    assert "deploy/secrets/" in (root / ".gitignore").read_text().split()
+
+
 def compose() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     return found
@@ -109,6 +154,9 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True)
     said = [line for line in done.stderr.splitlines() if "everstep" in line]
     assert not said, said
+    for unit in (DEPLOY / "systemd").glob("*.service"):
+        # Strict leaves /tmp to be read only, where Ray and programs that are described write.
+        assert {"PrivateTmp=yes", "ReadWritePaths=/tmp"} & set(unit.read_text().splitlines())
     redis = (DEPLOY / "systemd" / "redis-durable.conf").read_text()
     assert "appendonly yes" in redis and "appendfsync always" in redis
 
