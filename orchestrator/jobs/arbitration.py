@@ -170,7 +170,7 @@ class _Round:
     # --- a minimum --------------------------------------------------------------------------------------------------------
 
     def _mend(self, claim: Claim) -> None:
-        """Of what is free, one that a fault has broken gets its minimum first: who is before it may wait for what it holds."""
+        """One that a fault has broken gets what is free first: who is before it may wait for what it holds."""
         mine = self._mine(claim)
         need = self._need(claim, mine)
         if need is None or claim.infeasible or pick(mine, need, self.devices) or not self._may_have(claim, need, mine):
