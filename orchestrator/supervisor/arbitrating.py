@@ -126,10 +126,10 @@ def claim_of(record: JobRecord) -> Claim | None:
             broken = record.plans.get(closing.generation)
             if forming is None and broken is not None:  # what it is made whole from again, whoever else would have it
                 claim = replace(claim, holds=holds | frozenset(broken.devices))
-            if goes and forming is not None:
+            if goes and (forming is not None or not state.waiting):
                 return replace(claim, leaving=claim.holds)
-            # One that is to be put aside is made whole first: it cannot be saved otherwise. What did not fit on the cluster
-            # as it was may fit once a node has come: whether it does is asked again then, by the one that holds something.
+            # One that is to be put aside and does not fit what is left of it is made whole first: it cannot be saved
+            # otherwise. What did not fit on the cluster as it was may fit once a node has come: that is asked again then.
             return replace(claim, wants=forming is None, grows=not goes, infeasible="")
     raise AssertionError(state)
 
