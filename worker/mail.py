@@ -176,7 +176,10 @@ class Channel:
 
     def flush(self) -> None:
         with self._lock:
+            waited = bool(self._backlog)
             self._push()
+            if waited and self._bell >= 0:  # what rang for it may have been heard before it was there to be read
+                os.eventfd_write(self._bell, 1)
 
     def receive(self) -> tuple[list[tuple[bytes, bytes]], bool]:
         """(kind, body) of every whole frame that has arrived, and whether more can come."""

@@ -116,19 +116,24 @@ def _accelerators(count: int, wrong: list[str], said: list[str]) -> float:
     with ThreadPoolExecutor(count) as pool:
         answers = list(pool.map(_selftest, range(count)))
     for index, (passed, message, _) in enumerate(answers):
-        if not passed:
+        if passed is None:
+            said.append(f"device {index}: {message}")
+        elif not passed:
             wrong.append(f"device {index}: {message}")
-    rate = min(tflops for _, _, tflops in answers)
-    said.append(f"{count} accelerators were tested, the slowest at {rate:.3g} TFLOP/s")
+    tested = [tflops for passed, _, tflops in answers if passed is not None]
+    rate = min(tested, default=0.0)
+    said.append(f"{len(tested)} accelerators were tested, the slowest at {rate:.3g} TFLOP/s")
     return rate
 
 
-def _selftest(index: int) -> tuple[bool, str, float]:
+def _selftest(index: int) -> tuple[bool | None, str, float]:
+    """Whether it passed, None where that could not be tried; what it said; its rate."""
     command = [sys.executable, "-m", "worker.selftest", str(index)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=SELFTEST_S, env=of_one_thread(os.environ))
         answer = json.loads(done.stdout)
-        return bool(answer["passed"]), str(answer["message"]), float(answer.get("tflops", 0.0))
+        passed = bool(answer["passed"]) if answer.get("tried", True) else None
+        return passed, str(answer["message"]), float(answer.get("tflops", 0.0))
     except subprocess.TimeoutExpired:
         return False, f"the self-test did not end within {SELFTEST_S:g} s", 0.0
     except (ValueError, KeyError, TypeError):

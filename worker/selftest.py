@@ -5,8 +5,8 @@
     memory    patterns written, left, and read again
 
 Each answer comes from another formula than the question, so that one wrong unit does not agree with itself.
-`python -m worker.selftest INDEX` prints {"passed": ..., "message": ..., "tflops": ...}. It knows nothing of jobs, nor of
-why it is asked.
+`python -m worker.selftest INDEX` prints {"passed": ..., "tried": ..., "message": ..., "tflops": ...}. It knows nothing of
+jobs, nor of why it is asked.
 """
 
 from __future__ import annotations
@@ -76,15 +76,23 @@ def main() -> None:
     index = int(sys.argv[1])
     device = device_of("cuda" if torch.cuda.is_available() else "cpu", index)
     device.activate()
+    wrong: tuple[str, ...] = ()
+    is_tried, tflops = True, 0.0
     try:
         wrong = examine(device.torch_device)
+        if isinstance(device, CudaDevice) and not wrong:
+            tflops = rate(device.torch_device)
+    except torch.OutOfMemoryError:  # it is in use, and that says nothing of it
+        is_tried = False
     except RuntimeError as error:  # what a broken accelerator answers with
         wrong = (str(error).splitlines()[0],)
     tried = f"{ROUNDS} rounds of known answers and {MEMORY_BYTES >> 20} MiB of patterns"
     on = "" if isinstance(device, CudaDevice) else " on the processor"
     message = "; ".join(wrong) if wrong else f"passed {tried}{on}"
-    tflops = rate(device.torch_device) if isinstance(device, CudaDevice) and not wrong else 0.0
-    print(json.dumps({"passed": not wrong, "message": message, "tflops": tflops}), flush=True)
+    if not is_tried:
+        message = "it could not be tested, its memory is in use"
+    passed = is_tried and not wrong
+    print(json.dumps({"passed": passed, "tried": is_tried, "message": message, "tflops": tflops}), flush=True)
 
 
 def _matmul(device: torch.device, tested: Arithmetic, generator: torch.Generator) -> Iterator[str]:

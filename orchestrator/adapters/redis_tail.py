@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Generic, TypeVar
 
-from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.ids import JobId
 
 T = TypeVar("T")
@@ -26,7 +25,7 @@ class Tail(Generic[T]):
 
     def __init__(self, begin: int) -> None:
         self.reached = begin
-        self.error: EverstepError | None = None
+        self.error: Exception | None = None
         self._start = begin
         """Followers that have this one, or a later one, miss nothing of what is kept."""
         self._kept: deque[tuple[str, T]] = deque()
@@ -39,7 +38,7 @@ class Tail(Generic[T]):
             self._start = int(self._kept.popleft()[0])
         self._wake()
 
-    def fail(self, error: EverstepError) -> None:
+    def fail(self, error: Exception) -> None:
         self.error = error
         self._wake()
 
@@ -106,5 +105,5 @@ class Tails(Generic[T]):
                     tail.add(items)
                 else:
                     await self._wait(job, tail.reached)
-        except EverstepError as error:
+        except Exception as error:  # also what cannot be read: nobody is left to wait for ever
             tail.fail(error)

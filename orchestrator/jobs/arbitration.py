@@ -1,6 +1,6 @@
 """Who gets which devices: one answer for all jobs, from what each holds and wants. A pure function of a snapshot.
 
-    order       priority, then who was submitted first
+    order       priority, then who was submitted first; before all, to what is free, whoever a fault has broken
     minimum     in that order each waiting job gets all it needs to start, or nothing
     room        devices nobody holds; what others are leaving; of running jobs of lower priority what they can spare, and
                 only then all they have, the lowest and youngest first
@@ -139,6 +139,9 @@ class _Round:
 
     def run(self) -> Arbitration:
         for claim in self.claims:
+            if claim.wants and claim.holds:
+                self._mend(claim)
+        for claim in self.claims:
             if claim.wants:
                 self._start(claim)
         for claim in self.claims:
@@ -166,24 +169,44 @@ class _Round:
 
     # --- a minimum --------------------------------------------------------------------------------------------------------
 
+    def _mend(self, claim: Claim) -> None:
+        """One that a fault has broken gets what is free first: who is before it may wait for what it holds."""
+        mine = self._mine(claim)
+        need = self._need(claim, mine)
+        if need is None or claim.infeasible or pick(mine, need, self.devices) or not self._may_have(claim, need, mine):
+            return
+        if found := pick(self._open(claim, mine), need, self.devices):
+            self._give(claim, found)
+
     def _start(self, claim: Claim) -> None:
-        mine = {device: 0 for device in self.grants[claim.job] if device in self.devices}
+        mine = self._mine(claim)
         need = self._need(claim, mine)
         if need is None or claim.infeasible:
             self._wait(claim, WaitReason.INFEASIBLE, claim.infeasible or self._too_small(claim))
             return
         if pick(mine, need, self.devices):
             return  # it has enough to go on with
-        room = self._room(claim)
-        if room is not None and need.num_devices - len(mine) > room:
-            self._wait(claim, WaitReason.QUOTA, self._over_quota(claim, need, room))
+        if not self._may_have(claim, need, mine):
+            self._wait(claim, WaitReason.QUOTA, self._over_quota(claim, need))
             return
-        pool = mine | {d: 0 for d in self.free if d.node not in claim.shuns} | self._leaving(claim)
+        pool = self._open(claim, mine)
         found = pick(pool, need, self.devices) or self._make_room(claim, need, pool)
         if found:
             self._give(claim, found)
         else:
             self._keep(claim, need, mine)
+
+    def _mine(self, claim: Claim) -> dict[Device, int]:
+        return {device: 0 for device in self.grants[claim.job] if device in self.devices}
+
+    def _open(self, claim: Claim, mine: dict[Device, int]) -> dict[Device, int]:
+        """What it could have without anybody giving something up for it."""
+        return mine | {d: 0 for d in self.free if d.node not in claim.shuns} | self._leaving(claim)
+
+    def _may_have(self, claim: Claim, need: Need, mine: dict[Device, int]) -> bool:
+        """Whether its project's quota allows that. What it held and the cluster has no more may be replaced."""
+        room = self._room(claim)
+        return room is None or need.num_devices - len(mine) <= room + len(claim.holds - self.devices.keys())
 
     def _need(self, claim: Claim, mine: dict[Device, int]) -> Need | None:
         """What it has to get; None where the cluster has not even what it asked for."""
@@ -321,7 +344,7 @@ class _Round:
         kind = " of one kind" if need.one_kind else ""
         return f"needs {need.num_devices} devices{shape}{kind}, {len(self.devices)} are there; lower its size or add nodes"
 
-    def _over_quota(self, claim: Claim, need: Need, room: int) -> str:
+    def _over_quota(self, claim: Claim, need: Need) -> str:
         quota = self.quotas[claim.project]
         return (
             f"needs {need.num_devices} devices, and project {claim.project} has {self.sizes[claim.project]} of the {quota} "

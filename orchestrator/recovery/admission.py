@@ -20,7 +20,9 @@ from orchestrator.domain.kinds import KINDS
 
 CHECK_S = 5.0
 """What a check may take, and how long jobs wait for one rather than plan without the node."""
-ASK_AGAIN_S = 30.0
+ASK_AGAIN_S = 60.0
+"""More than a check takes that has an answer at all (adapters/checking.py): one that is only slow is heard, not begun anew
+beside the first."""
 MAX_UNANSWERED = 3
 SLOW_X = 4.0
 """Times what others of its kind take: a machine that is that slow is broken, not busy. Stragglers are found otherwise."""

@@ -117,6 +117,8 @@ def claim_of(record: JobRecord) -> Claim | None:
             if goes:
                 return replace(claim, core=core, leaving=holds)
             wanted = record.pause is None and not state.finished
+            if record.target is None and turn.yields & core and len(core - turn.yields) < turn.floor:
+                claim = replace(claim, leaving=NOBODY)  # it has found no plan on what would be left
             return replace(
                 claim, core=core, grows=wanted, gives=wanted and _is_calm(record), declined=_declined(record, core)
             )
@@ -124,9 +126,11 @@ def claim_of(record: JobRecord) -> Claim | None:
             broken = record.plans.get(closing.generation)
             if forming is None and broken is not None:  # what it is made whole from again, whoever else would have it
                 claim = replace(claim, holds=holds | frozenset(broken.devices))
-            if goes:
+            if goes and (forming is not None or not state.waiting):
                 return replace(claim, leaving=claim.holds)
-            return replace(claim, wants=forming is None, grows=True)
+            # One that is to be put aside and does not fit what is left of it is made whole first: it cannot be saved
+            # otherwise. What did not fit on the cluster as it was may fit once a node has come: that is asked again then.
+            return replace(claim, wants=forming is None, grows=not goes, infeasible="")
     raise AssertionError(state)
 
 

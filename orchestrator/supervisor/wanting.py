@@ -74,9 +74,10 @@ def _learn(draft: Draft, result: Plan | Infeasible) -> None:
     draft.turn(asks_whether=False)
     if turn.asked >= draft.everything:
         draft.turn(judged=turn.asked, infeasible=result.reason if isinstance(result, Infeasible) else "")
-    yields = isinstance(state, Running) and bool(turn.yields & set(state.plan.devices))
+    core = set(state.plan.devices) if isinstance(state, Running) else set()
+    yields = bool(turn.yields & core)
     if isinstance(result, Infeasible) and not turn.asks_whether and (yields or not isinstance(state, Running)):
-        draft.turn(floor=max(turn.floor, len(turn.asked) + 1))
+        draft.turn(floor=max(turn.floor, len(turn.asked) + 1, len(core - turn.yields) + 1))
 
 
 def _warm_up_to(draft: Draft, plan: Plan, why: str) -> None:

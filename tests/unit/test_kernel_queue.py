@@ -19,8 +19,9 @@ from orchestrator.domain.events import (
     QuotaRequested,
     ResumeRequested,
 )
-from orchestrator.domain.ids import JobId, Step
-from orchestrator.domain.job import Failed, JobRecord, JobStatus, Paused, Queued, Running, Starting
+from orchestrator.domain.ids import Generation, JobId, Step
+from orchestrator.domain.job import Failed, JobRecord, JobStatus, Paused, Queued, Reforming, Running, Starting
+from orchestrator.domain.plan import Infeasible
 from orchestrator.domain.protocol import CloseHost, KillRank, RankFinished, SaveSoon
 from orchestrator.domain.queue import Waiting, WaitReason
 from orchestrator.domain.status import aside_of, status_of
@@ -164,6 +165,60 @@ def test_a_job_that_found_no_smaller_plan_is_not_asked_for_it_again() -> None:
     bench = running(pp=4)
     submit(bench, 2)
     assert bench.record.pause is not None, "four stages are its least"
+
+
+def test_one_whose_planner_finds_nothing_smaller_is_put_aside() -> None:
+    bench = submit(running(), 2)
+    assert bench.record.turn.yields and bench.record.planning
+    result = Infeasible(reason="does not fit in memory")
+    bench.tell(PlanChosen(job=JOB, generation=Generation(bench.record.generation + 1), result=result))
+    assert bench.record.pause is not None and bench.record.pause.preempted and not bench.record.turn.yields
+    planned(put_aside(bench))
+    assert isinstance(other(bench).state, Starting) and isinstance(bench.state, Queued)
+
+
+# --- a job that a fault has broken, among others -------------------------------------------------------------------------
+
+
+def broken(bench: Bench) -> Bench:
+    """One of its two nodes is gone, and with it half of what it cannot do without."""
+    gone = bench.plan.nodes[0]
+    bench.lose_node(gone).host_gone(gone).all_report(holding(bench.record.committed))
+    return planned(bench, JOB)
+
+
+def goes_on(bench: Bench) -> bool:
+    state = planned(bench, JOB).state
+    return isinstance(state, Reforming) and state.forming is not None and state.forming.plan.world_size == 4
+
+
+def test_one_that_is_being_put_aside_is_made_whole_first_since_it_could_not_be_saved() -> None:
+    bench = submit(running(dp=4).add_node(2), 4)
+    assert bench.record.pause is not None and standing(bench).reason is WaitReason.MAKING_ROOM
+    broken(bench)
+    assert goes_on(bench), "on the node that was to be another's"
+    assert bench.record.pause is not None and bench.record.pause.preempted
+
+
+def test_a_broken_job_gets_what_is_kept_for_one_that_waits_for_what_it_holds() -> None:
+    bench = submit(running(dp=4).add_node(2), 4, priority=0)
+    older = replace(other(bench), created_at=1.0)
+    bench.kernel = replace(bench.kernel, jobs={**bench.kernel.jobs, HIGH: older})
+    bench.see_nodes()
+    assert standing(bench).reason is WaitReason.BUSY
+    assert goes_on(broken(bench))
+
+
+def test_what_a_broken_job_has_lost_counts_for_no_quota() -> None:
+    bench = running(dp=4).tell(QuotaRequested(project="default", max_devices=4)).add_node(2)
+    assert goes_on(broken(bench))
+
+
+def test_a_broken_job_that_nothing_fits_is_the_first_to_get_a_node_that_comes() -> None:
+    bench = broken(running(dp=4).tell(QuotaRequested(project="default", max_devices=8)))
+    assert isinstance(bench.state, Reforming) and bench.state.waiting
+    submit(bench, 2, priority=0)
+    assert goes_on(bench.add_node(2))
 
 
 def test_a_quota_is_changed_while_jobs_wait() -> None:

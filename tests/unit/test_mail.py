@@ -94,6 +94,23 @@ def test_what_is_posted_quietly_rings_no_bell_and_is_read_before_what_rings_it()
     os.close(bell)
 
 
+def test_what_did_not_fit_at_once_rings_again_when_it_has_been_sent() -> None:
+    ours, theirs = socket.socketpair()
+    bell = os.eventfd(0, os.EFD_NONBLOCK)
+    host, rank = Channel(ours), Channel(theirs, bell=bell)
+    said = Raised(message="x" * (1 << 20))
+    rank.post(said_frame(said))
+    frames: list[tuple[bytes, bytes]] = []
+    while not frames:
+        assert os.eventfd_read(bell)
+        frames, _ = host.receive()
+        rank.flush()
+    assert [read_said(kind, body) for kind, body in frames] == [said]
+    rank.close()
+    host.close()
+    os.close(bell)
+
+
 def test_a_post_to_a_peer_that_is_gone_is_no_error() -> None:
     host, rank = a_pair()
     rank.close()

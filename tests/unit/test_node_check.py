@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from orchestrator.adapters import checking
 from orchestrator.domain.errors import Unavailable
-from worker import nodecheck
+from orchestrator.recovery import admission
+from worker import nodecheck, selftest
 from worker.nodecheck import PAIR_BYTES, CheckOrder, Meeting, check
 
 LOOPBACK = "127.0.0.1"
@@ -36,6 +39,30 @@ def test_a_product_with_one_wrong_element_is_found(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(nodecheck, "LIMIT", 1 << 16)
     found = check(CheckOrder(num_devices=1, folder=str(tmp_path)))
     assert found.wrong and "elements of a product of matrices are wrong" in found.wrong[0]
+
+
+def test_an_accelerator_that_a_job_fills_is_not_tested_and_nothing_is_held_against_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [(True, "passed", 700.0), (None, "it could not be tested, its memory is in use", 0.0)]
+    monkeypatch.setattr(nodecheck, "_selftest", lambda index: answers[index])
+    wrong: list[str] = []
+    said: list[str] = []
+    assert nodecheck._accelerators(2, wrong, said) == 700.0 and not wrong
+    assert said[0] == "device 1: it could not be tested, its memory is in use"
+
+
+def test_a_full_accelerator_says_that_it_was_not_tested(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(device: torch.device) -> tuple[str, ...]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB")
+
+    monkeypatch.setattr(selftest, "examine", full)
+    monkeypatch.setattr("sys.argv", ["selftest", "0"])
+    selftest.main()
+    answer = json.loads(capsys.readouterr().out)
+    assert not answer["passed"] and not answer["tried"] and "memory is in use" in answer["message"]
 
 
 def test_two_machines_meet(tmp_path: Path) -> None:
@@ -80,3 +107,7 @@ def test_a_peer_that_sends_something_else_is_found(tmp_path: Path) -> None:
 def test_a_check_that_says_nothing_is_no_finding() -> None:
     with pytest.raises(Unavailable, match="said nothing"):
         asyncio.run(checking.run_check(CheckOrder(num_devices=1, folder="/"), ("false",), os.environ))
+
+
+def test_a_check_that_is_only_slow_is_not_begun_anew_beside_the_first() -> None:
+    assert checking.MEET_S + checking.CHECK_S < admission.ASK_AGAIN_S
