@@ -186,7 +186,13 @@ def test_waiting_too_briefly_is_exit_101(served: Served) -> None:
 def test_ctrl_c_detaches_with_130_and_the_job_goes_on(served: Served) -> None:
     running(served, steps=1)
     command = [sys.executable, "-m", "api.cli", "--url", served.url, "events", "-f", JOB]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the tests run in the background
+    )
     eventually(lambda: served.desk.readers == 1, within_s=30)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
