@@ -32,7 +32,7 @@ from orchestrator.ports import Cluster, HostGone, NodeProvider
 from tests.tiny_model import a_spec
 from worker.programs.causal_lm import PROGRAM
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 JOB, NODE = JobId("job-1"), NodeId("a100-1")
 DEVICE = Device(NODE, 0)
 OLD, NEW = Term(4), Term(5)
@@ -198,6 +198,6 @@ PROMISES: tuple[Callable[[World], Awaitable[None]], ...] = (
 
 
 async def until_status(world: World, node: NodeId, status: NodeStatus) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while {found.id: found.status for found in await world.cluster.nodes()}.get(node) is not status:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
