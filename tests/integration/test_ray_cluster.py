@@ -91,7 +91,7 @@ async def open_host(cluster: RayCluster, node: NodeId, tmp_path: Path, job: JobI
 
 
 async def until(
-    cluster: RayCluster, node: NodeId, wanted: type, job: JobId = JOB, term: Term = TERM, within_s: float = 60
+    cluster: RayCluster, node: NodeId, wanted: type, job: JobId = JOB, term: Term = TERM, within_s: float = 90
 ) -> object:
     after = 0
     async with asyncio.timeout(within_s):
@@ -103,7 +103,13 @@ async def until(
                     return envelope.event
 
 
-async def seen(cluster: RayCluster, done: Callable[[dict[NodeId, Node]], bool], within_s: float = 20) -> float:
+async def holds(is_so: Callable[[], bool], within_s: float = 60) -> None:
+    async with asyncio.timeout(within_s):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def seen(cluster: RayCluster, done: Callable[[dict[NodeId, Node]], bool], within_s: float = 90) -> float:
     began = time.monotonic()
     async with asyncio.timeout(within_s):
         while True:
@@ -199,7 +205,7 @@ def test_host_opens_answers_is_found_again_and_closes(nodes: LocalNodes, tmp_pat
         with pytest.raises(HostGone):
             await cluster.poll(JOB, A, Term(TERM + 1), 0, 0, 0.1)
         await cluster.call(JOB, A, Term(TERM + 1), EffectId("close-2"), CloseHost())  # no host: no error
-        assert len(marked({CLUSTER_MARK: nodes.environment.cluster, NODE_MARK: A})) < before
+        await holds(lambda: len(marked({CLUSTER_MARK: nodes.environment.cluster, NODE_MARK: A})) < before)
 
     on(nodes, first_supervisor)
     on(nodes, second_supervisor)
@@ -287,7 +293,7 @@ def test_node_is_added_and_killed_with_everything_on_it(nodes: LocalNodes, tmp_p
         await killing
         print(f"node kill, whole: {(time.perf_counter() - began) * 1000:.1f} ms")
         assert marked({CLUSTER_MARK: nodes.environment.cluster, NODE_MARK: node}) == ()
-        assert wait_for_end([rank for rank in ranks if rank], 1.0), "ranks were left behind"
+        assert wait_for_end([rank for rank in ranks if rank], 30.0), "ranks were left behind"
         lost_s = await seen(cluster, lambda found: found[node].status is NodeStatus.LOST)
         print(f"node kill done -> LOST in nodes(): {lost_s * 1000:.1f} ms")
         with pytest.raises(HostGone):
@@ -318,8 +324,9 @@ def test_killed_node_is_noticed_without_its_provider(nodes: LocalNodes) -> None:
 
 
 def test_an_idle_cluster_has_few_processes(nodes: LocalNodes) -> None:
-    ours = [psutil.Process(process.pid) for process in marked({CLUSTER_MARK: nodes.environment.cluster})]
-    assert len(ours) <= 1 + 3 * (1 + len(nodes.registry().nodes)), [process.cmdline()[:2] for process in ours]
+    """Once what the tests before it have ended is gone."""
+    most = 1 + 3 * (1 + len(nodes.registry().nodes))
+    asyncio.run(holds(lambda: len(marked({CLUSTER_MARK: nodes.environment.cluster})) <= most))
 
 
 def host_pid(cluster: RayCluster, job: JobId, node: NodeId) -> int:
