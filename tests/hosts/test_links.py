@@ -21,6 +21,8 @@ from .machines import Machines
 from .rig import ROOT
 
 pytestmark = pytest.mark.timeout(400)
+JOB = {"train": {"steps": 1_000_000, "micro_batches": 8, "micro_batch_size": 1, "sequence": 32, "emulated_layer_s": 0.02}}
+"""Its steps are mostly naps, as on machines of their own: eight busy ranks on this one would be late for everything."""
 
 
 def test_a_second_without_a_link_costs_no_step_and_no_process(machines: Machines, job: TinyJob) -> None:

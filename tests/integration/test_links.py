@@ -282,6 +282,7 @@ def lose_or_leave(child: Child, how: str) -> str:
         if how == "die":
             os._exit(1)
         if how == "die while aborted":
+            tell(child, "formed")
             child.pipe.recv()
         links.close()
         return "left"
@@ -304,6 +305,7 @@ def test_a_peer_that_closes_in_good_order_is_not_reported_lost() -> None:
 
 def test_aborted_wins_over_a_lost_peer() -> None:
     with Ranks(2, lose_or_leave, "die while aborted") as ranks:
+        assert ranks.receive(1) == "formed"
         ranks.kill(1)
         ranks.processes[1].join(60)
         ranks.pipes[0].send("go on")
