@@ -15,8 +15,9 @@ import textwrap
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -36,6 +37,7 @@ from worker.programs.causal_lm import PROGRAM
 
 pytestmark = pytest.mark.timeout(180)
 
+T = TypeVar("T")
 JOB = JobId("job-1")
 A, H = NodeId("a100-1"), NodeId("h100-1")
 TERM = Term(3)
@@ -88,7 +90,18 @@ def an_opening(node: NodeId, tmp_path: Path, job: JobId = JOB) -> OpenHost:
 
 
 async def open_host(cluster: RayCluster, node: NodeId, tmp_path: Path, job: JobId = JOB) -> None:
-    await cluster.call(job, node, TERM, EffectId(f"open-{node}"), an_opening(node, tmp_path, job))
+    await patiently(lambda: cluster.call(job, node, TERM, EffectId(f"open-{node}"), an_opening(node, tmp_path, job)))
+
+
+async def patiently(ask: Callable[[], Awaitable[T]], within_s: float = 90) -> T:
+    """As a supervisor asks: again where there was no answer, which is no evidence of anything."""
+    async with asyncio.timeout(within_s):
+        while True:
+            try:
+                return await ask()
+            except HostUnreachable as error:
+                print(error)
+                await asyncio.sleep(0.2)
 
 
 async def until(
@@ -97,7 +110,7 @@ async def until(
     after = 0
     async with asyncio.timeout(within_s):
         while True:
-            for envelope in await cluster.poll(job, node, term, after, after, 0.5):
+            for envelope in await patiently(partial(cluster.poll, job, node, term, after, after, 0.5)):
                 after = envelope.number
                 assert not isinstance(envelope.event, HostFailed), envelope.event
                 if isinstance(envelope.event, wanted):
@@ -193,7 +206,7 @@ def test_host_opens_answers_is_found_again_and_closes(nodes: LocalNodes, tmp_pat
 
     async def second_supervisor(cluster: RayCluster) -> None:
         began = time.monotonic()
-        events = await cluster.poll(JOB, A, Term(TERM + 1), 0, 0, 0.5)
+        events = await patiently(lambda: cluster.poll(JOB, A, Term(TERM + 1), 0, 0, 0.5))
         print(f"\nfound again: {time.monotonic() - began:.2f} s")
         assert any(isinstance(envelope.event, HostOpened) for envelope in events), "not acknowledged, so told again"
         with pytest.raises(StaleTerm):
@@ -202,7 +215,7 @@ def test_host_opens_answers_is_found_again_and_closes(nodes: LocalNodes, tmp_pat
             request = PrepareSeats(generation=Generation(1), devices=())
             await cluster.call(JOB, A, TERM, EffectId("late"), request)
         before = len(marked({CLUSTER_MARK: nodes.environment.cluster, NODE_MARK: A}))
-        await cluster.call(JOB, A, Term(TERM + 1), EffectId("close"), CloseHost())
+        await patiently(lambda: cluster.call(JOB, A, Term(TERM + 1), EffectId("close"), CloseHost()))
         with pytest.raises(HostGone):
             await cluster.poll(JOB, A, Term(TERM + 1), 0, 0, 0.1)
         await cluster.call(JOB, A, Term(TERM + 1), EffectId("close-2"), CloseHost())  # no host: no error
@@ -229,7 +242,7 @@ def test_killed_host_process_is_gone_at_once_and_another_can_be_opened(nodes: Lo
         await asyncio.sleep(0.5)
         await open_host(cluster, H, tmp_path, job)
         await until(cluster, H, HostOpened, job)
-        await cluster.call(job, H, TERM, EffectId("close"), CloseHost())
+        await patiently(lambda: cluster.call(job, H, TERM, EffectId("close"), CloseHost()))
 
     on(nodes, test)
 
@@ -246,7 +259,7 @@ def test_stopped_host_is_unreachable_and_comes_back(nodes: LocalNodes, tmp_path:
         finally:
             os.kill(pid, signal.SIGCONT)
         await until(cluster, H, HostOpened, job)
-        await cluster.call(job, H, TERM, EffectId("close"), CloseHost())
+        await patiently(lambda: cluster.call(job, H, TERM, EffectId("close"), CloseHost()))
 
     on(nodes, test)
 
@@ -261,12 +274,12 @@ def test_host_that_is_not_placed_in_time_is_given_up_and_asked_for_anew(nodes: L
         occupant = await asyncio.to_thread(occupy, H)
         hasty = RayCluster(nodes.registry().address, nodes.environment, open_s=2.0)
         with pytest.raises(HostUnreachable):
-            await open_host(hasty, H, tmp_path, job)
+            await hasty.call(job, H, TERM, EffectId("hasty"), an_opening(H, tmp_path, job))
         with pytest.raises(HostGone):
             await hasty.poll(job, H, TERM, 0, 0, 0.0)
         ray.kill(occupant)
         await open_host(cluster, H, tmp_path, job)
-        await cluster.call(job, H, TERM, EffectId("close"), CloseHost())
+        await patiently(lambda: cluster.call(job, H, TERM, EffectId("close"), CloseHost()))
 
     on(nodes, test)
 
@@ -295,7 +308,7 @@ def test_node_is_added_and_killed_with_everything_on_it(nodes: LocalNodes, tmp_p
         await open_host(cluster, node, tmp_path, job)
         await until(cluster, node, HostOpened, job)
         seats = PrepareSeats(generation=Generation(1), devices=(Device(node, 0), Device(node, 1)))
-        await cluster.call(job, node, TERM, EffectId("seats"), seats)
+        await patiently(lambda: cluster.call(job, node, TERM, EffectId("seats"), seats))
         prepared = await until(cluster, node, SeatsPrepared, job)
         assert isinstance(prepared, SeatsPrepared)
         ranks = [identify(pid) for pid in prepared.pids.values()]
