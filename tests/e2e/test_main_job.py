@@ -28,6 +28,8 @@ from tests.jobs import ENDLESS, EXAMPLE, a_job, gaps, largest_gap
 
 pytestmark = pytest.mark.timeout(300)
 NODES = "A100:2,A100:2,H100:2,B200:2"
+SLOWLY = {"learning_rate": 3e-4, "min_learning_rate": 3e-4}
+"""Rounding stays rounding, also on a machine that trains hundreds of steps while a node starts."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def _body(steps: int, **train: object) -> dict[str, object]:
 
 def _run(client: Client, steps: int, on_step: Callable[[str, StepView], None] = lambda job, step: None) -> JobView:
     """Submit, do what on_step does at each committed step, return the finished job."""
-    job = client.submit(_body(steps)).id
+    job = client.submit(_body(steps, **SLOWLY)).id
     for event in client.events(job):
         if isinstance(event, StepView):
             on_step(job, event)
@@ -163,7 +165,8 @@ def story(cluster: LocalCluster) -> Story:
 def test_every_rank_is_killed_in_turn_and_the_curve_is_the_undisturbed_one(story: Story) -> None:
     assert [incident.cause for incident in story.job.incidents[:8]] == ["rank_lost"] * 8
     assert sum(incident.rolled_back for incident in story.job.incidents) == 0
-    found = gaps(story.losses, a_job(ENDLESS), len(story.losses))
+    found = gaps(story.losses, a_job(ENDLESS, **SLOWLY), len(story.losses))
+    print(f"\nlargest gap over {len(found)} steps: {max(found):.1e}")
     assert max(found[: story.seen["node"].step]) <= 1e-5
     assert max(found) <= 1e-4
 
@@ -212,7 +215,8 @@ def test_two_nodes_that_hold_both_copies_are_killed_and_the_job_rolls_back(clust
     job = _run(client, ENDLESS, disturb)
     assert job.status == "CANCELLED", job.reason
     assert [one.cause for one in job.incidents if "checkpoint of step" in one.source] == ["node_lost"], job.incidents
-    assert largest_gap(losses := _losses(client, job.id), a_job(ENDLESS), len(losses)) <= 1e-4
+    losses = _losses(client, job.id)
+    assert largest_gap(losses, a_job(ENDLESS, **SLOWLY), len(losses)) <= 1e-4
 
 
 def _by_rank(job: JobView) -> list[str]:
