@@ -99,7 +99,7 @@ def test_a_saver_killed_at_any_moment_loses_nothing_and_nothing_is_said_twice(
 
     async def scenario() -> None:
         # More steps than a few starts of a process take.
-        async with supervised(saving(tmp_path, every=10, steps=1000), tmp_path, ONE) as s:
+        async with supervised(saving(tmp_path, every=10, steps=700), tmp_path, ONE) as s:
             host = s.hosts[ONE[0]]
             await running(s, 1)
             for number, step in enumerate(named.values(), start=1):
@@ -112,7 +112,7 @@ def test_a_saver_killed_at_any_moment_loses_nothing_and_nothing_is_said_twice(
                 if host.saver_pid:
                     os.kill(host.saver_pid, signal.SIGKILL)
             await s.until(lambda: len(s.all(RankFinished)) == 2)
-            for step in await saved_or_skipped(s, 10, 1000):
+            for step in await saved_or_skipped(s, 10, 700):
                 await all_saved(s, step)
 
     asyncio.run(scenario())
