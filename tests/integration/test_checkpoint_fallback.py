@@ -19,10 +19,9 @@ from tests.rig import JOB, a_rig
 from tests.saved import save, state_of
 
 pytestmark = pytest.mark.timeout(180)
-EVERY = 10
-"""Steps: enough for a busy disk to have written one checkpoint well before the next is due."""
-ROOM = 4
-"""Steps that are left until the next is due, at least, when the newest is damaged and the rank killed."""
+EVERY, ROOM = 16, 8
+"""Steps from one checkpoint to the next, and how many of them are left, at least, when the newest is damaged and the rank
+killed. The others are for a busy disk to have written it."""
 LAYER_S = 0.005
 """Steps are paced, to more than a tenth of a second: so many are not made between a look and what is done then."""
 
