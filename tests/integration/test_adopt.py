@@ -34,7 +34,7 @@ def everstep(state_dir: Path, *args: object) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args], env=env)
 
 
-STEPS = 32
+STEPS = 24
 
 
 def a_job(folder: Path, **train: object) -> JobSpec:
