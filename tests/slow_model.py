@@ -1,13 +1,8 @@
-"""The built-in program with a nap before every forward: steps take long and cost nothing, for what goes on meanwhile.
-
-Who wants them quick once that is over names a file in the environment: while it exists nobody naps.
-"""
+"""The built-in program with a nap before every forward: steps take long and cost nothing, for what goes on meanwhile."""
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
 import torch
 
@@ -18,7 +13,6 @@ from worker.program import Leaves, StageModule
 from worker.programs import causal_lm
 
 NAP_S = 0.3
-AWAKE = "EVERSTEP_TEST_AWAKE"
 
 
 class SlowProgram:
@@ -30,14 +24,8 @@ class SlowProgram:
 
     def build(self, spec: JobSpec, first: int, last: int, tp: Group, leaves: Leaves) -> StageModule:
         module = causal_lm.PROGRAM.build(spec, first, last, tp, leaves)
-        module.register_forward_pre_hook(_nap)
+        module.register_forward_pre_hook(lambda *_: time.sleep(NAP_S))
         return module
-
-
-def _nap(*_: object) -> None:
-    awake = os.environ.get(AWAKE)
-    if not awake or not Path(awake).exists():
-        time.sleep(NAP_S)
 
 
 PROGRAM = SlowProgram()
