@@ -104,7 +104,7 @@ class Supervisor:
     async def open(self) -> None:
         profile = load_program("causal_lm").describe(self.spec)
         for node, host in self.hosts.items():
-            self.polls.append(asyncio.create_task(self._poll(host)))
+            self.listen(host)
             await self.send(
                 node,
                 OpenHost(
@@ -208,10 +208,19 @@ class Supervisor:
                 after = envelope.number
                 self.events.append((time.monotonic(), envelope.event))
 
-    async def end(self) -> None:
+    def listen(self, host: Host, after: int = 0) -> None:
+        """Have its events above `after` recorded."""
+        self.polls.append(asyncio.create_task(self._poll(host, after)))
+
+    async def stop_listening(self) -> None:
+        """Nothing is asked of any host any more."""
         for poll in self.polls:
             poll.cancel()
         await asyncio.gather(*self.polls, return_exceptions=True)
+        self.polls.clear()
+
+    async def end(self) -> None:
+        await self.stop_listening()
         await self.send_all(CloseHost())
 
 
@@ -258,7 +267,7 @@ def is_running(pid: int) -> bool:
 
 
 def assert_same_curve(spec: JobSpec, answers: dict[int, Answer]) -> None:
-    expected = run_alone(spec)
+    expected = run_alone(replace(spec, train=replace(spec.train, emulated_layer_s=0.0)))
     assert sorted(answers) == [answer.step for answer in expected]
     for answer in expected:
         assert answers[answer.step].loss == pytest.approx(answer.loss, rel=1e-5)

@@ -31,6 +31,11 @@ def a_job(steps: int = 24, **train: object) -> JobSpec:
     )
 
 
+def unpaced(spec: JobSpec) -> JobSpec:
+    """The same mathematics, as fast as this machine computes it."""
+    return replace(spec, train=replace(spec.train, emulated_layer_s=0.0))
+
+
 @cache
 def _curve(spec_json: str, steps: int) -> tuple[float, ...]:
     return tuple(answer.loss for answer in run(codec.loads(JobSpec, spec_json), steps))
@@ -48,5 +53,5 @@ def gaps(losses: dict[int, float], spec: JobSpec, steps: int | None = None) -> l
     """
     steps = steps or spec.train.steps
     assert sorted(losses) == list(range(1, steps + 1)), f"{len(losses)} of {steps} steps"
-    wanted = _curve(codec.dumps(spec).decode(), steps)
+    wanted = _curve(codec.dumps(unpaced(spec)).decode(), steps)
     return [abs(losses[step] - loss) / abs(loss) for step, loss in enumerate(wanted, start=1)]

@@ -53,6 +53,8 @@ class Rig:
     num_nodes: int
     num_devices: int
     losses: dict[int, float] = field(default_factory=dict)
+    passed_at: dict[int, float] = field(default_factory=dict)
+    """When each step's vote passed, by its host's wall clock."""
     history: list[HistoryEntry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -84,7 +86,7 @@ class Rig:
         await self.store.submit(JOB, spec, time.time(), None, "")
         async for _, entry in self.store.follow(JOB, "0"):
             if isinstance(entry, StepRecord):
-                self.losses[entry.answer.step] = entry.answer.loss
+                self.losses[entry.answer.step], self.passed_at[entry.answer.step] = entry.answer.loss, entry.at
                 if asyncio.iscoroutine(doing := on_step(entry.answer.step)):
                     await doing
             elif isinstance(entry, HistoryEntry):

@@ -19,7 +19,7 @@ class TinyJob:
     id: str
 
     @classmethod
-    def start(cls, client: Client, folder: Path, within_s: float = 90, **sections: object) -> TinyJob:
+    def start(cls, client: Client, folder: Path, within_s: float = 120, **sections: object) -> TinyJob:
         """Returns once it has committed some steps."""
         text = folder / "tiny-job.txt"
         text.write_text(TEXT * 400)
@@ -50,7 +50,7 @@ class TinyJob:
         """Where it trains."""
         return nodes_of(self.view())
 
-    def until(self, is_so: Callable[[JobView], bool], within_s: float = 60) -> JobView:
+    def until(self, is_so: Callable[[JobView], bool], within_s: float = 120) -> JobView:
         deadline = time.monotonic() + within_s
         while not is_so(view := self.view()):
             assert not view.is_over, view.reason
@@ -58,11 +58,11 @@ class TinyJob:
             time.sleep(0.05)
         return view
 
-    def trains_where(self, is_so: Callable[[set[str]], bool], within_s: float = 60) -> JobView:
+    def trains_where(self, is_so: Callable[[set[str]], bool], within_s: float = 120) -> JobView:
         """Until it trains on such nodes and no incident is open, as one view of it says: two could be of two plans."""
         return self.until(lambda view: _is_calm(view) and is_so(nodes_of(view)), within_s)
 
-    def trains_on(self, steps: int = 5, within_s: float = 60) -> JobView:
+    def trains_on(self, steps: int = 5, within_s: float = 120) -> JobView:
         """So many more steps are recorded, and it runs."""
         wanted = self.view().step + steps
         return self.until(lambda view: view.status == "RUNNING" and view.step >= wanted, within_s)

@@ -9,20 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.adapters import manifest
 from orchestrator.domain.events import CancelRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.job import Cancelled, Cause, Running
+from orchestrator.domain.job import Cancelled, Cause, JobRecord, Running
 from orchestrator.domain.spec import CheckpointSpec, JobSpec, ParallelSpec
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 from tests.saved import save, state_of
 
 pytestmark = pytest.mark.timeout(180)
-EVERY = 10
-"""Steps: enough for a busy disk to have written one checkpoint well before the next is due."""
-LAYER_S = 0.003
-"""Steps are paced: none comes between a look at the newest checkpoint and what is done then, however fast the machine."""
+EVERY, ROOM = 16, 8
+"""Steps from one checkpoint to the next, and how many of them are left, at least, when the newest is damaged and the rank
+killed. The others are for a busy disk to have written it."""
+LAYER_S = 0.005
+"""Steps are paced, to more than a tenth of a second: so many are not made between a look and what is done then."""
 
 
 def test_training_goes_back_to_a_checkpoint_that_can_be_read_and_is_what_was_saved(tmp_path: Path) -> None:
@@ -47,9 +48,10 @@ def test_training_goes_back_to_a_checkpoint_that_can_be_read_and_is_what_was_sav
                     return
                 if not damage:
                     await rig.store.command(CancelRequested(job=JOB))
-                elif record.older and record.checkpoint is not None and 0 < step - record.checkpoint.step < EVERY / 2:
-                    # The newest has just been committed: none comes between the damage and the kill.
-                    damage.pop(0)(spec, record.checkpoint)
+                elif record.older and record.checkpoint and 0 < record.committed - record.checkpoint.step <= EVERY - ROOM:
+                    # The next is not due for a while: none comes between the damage and the kill. What is committed says
+                    # so, and not `step`, which is one of those that were told at once.
+                    damage.pop(0)(spec, record)
                     await rig.store.command(kill)
 
             job = await rig.run(spec, disturb)
@@ -65,17 +67,21 @@ def test_training_goes_back_to_a_checkpoint_that_can_be_read_and_is_what_was_sav
     asyncio.run(scenario())
 
 
-def _damaged(_: JobSpec, checkpoint: CheckpointRef) -> None:
+def _damaged(_: JobSpec, record: JobRecord) -> None:
     """A bit of what it alone has."""
-    packs = (Path(checkpoint.path).parent / "packs").rglob("*.pack")
-    pack = max(packs, key=lambda path: path.stat().st_mtime)
+    assert record.checkpoint is not None
+    newest, *others = (Path(one.path) for one in (record.checkpoint, *record.older))
+    shared = {pack for other in others for pack in manifest.load_manifest(other).packs}
+    own = [newest.parent / "packs" / pack for pack in manifest.load_manifest(newest).packs if pack not in shared]
+    pack = max(own, key=lambda path: path.stat().st_size)
     content = bytearray(pack.read_bytes())
     content[len(content) // 2] ^= 1
     pack.write_bytes(content)
 
 
-def _forged(spec: JobSpec, checkpoint: CheckpointRef) -> None:
+def _forged(spec: JobSpec, record: JobRecord) -> None:
     """Whole, with every hash right, and of other weights."""
-    path = Path(checkpoint.path)
+    assert record.checkpoint is not None
+    path = Path(record.checkpoint.path)
     shutil.rmtree(path)
-    save(path.parent, spec, state_of(spec), checkpoint.step, checkpoint.generation)
+    save(path.parent, spec, state_of(spec), record.checkpoint.step, record.checkpoint.generation)

@@ -65,12 +65,6 @@ def a_program(
     return "stuck:PROGRAM"
 
 
-async def until_stuck(s: Supervisor, tmp_path: Path, *stages: str) -> None:
-    for stage in stages:
-        await s.until((tmp_path / stage).exists)
-    await asyncio.sleep(0.3)
-
-
 async def go_on(s: Supervisor, generation: int, gone: tuple[Device, ...] = ()) -> None:
     """Close, settle and form again; those whose process ended are prepared anew."""
     reports = await s.close(generation)
@@ -83,9 +77,15 @@ async def go_on(s: Supervisor, generation: int, gone: tuple[Device, ...] = ()) -
 def test_on_gloo_a_thread_stuck_in_a_large_transfer_is_replaced_and_its_memory_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """256 MiB are on their way to a process that is stopped: gloo has no way out of that."""
-    asks = "group().recv([torch.empty(1 << 26)], 0, 99); time.sleep(0.1); os.kill(os.getpid(), signal.SIGSTOP)"
-    sends = "group().send([torch.empty(1 << 26)], 1, 99).wait()"
+    """256 MiB are on their way to a process that is stopped when the first have come: gloo has no way out of that."""
+    asks = """if True:
+        landed = torch.zeros(1 << 26)
+        group().recv([landed], 0, 99)
+        while not landed[0]:
+            pass
+        os.kill(os.getpid(), signal.SIGSTOP)
+    """
+    sends = "group().send([torch.ones(1 << 26)], 1, 99).wait()"
     program = a_program(tmp_path, monkeypatch, {5: sends}, {5: asks})
     spec = a_job(tmp_path, steps=12, program=program, leave_s=1.5)
     spec = replace(spec, recovery=replace(spec.recovery, backend="gloo"))
@@ -93,8 +93,10 @@ def test_on_gloo_a_thread_stuck_in_a_large_transfer_is_replaced_and_its_memory_k
     async def scenario() -> None:
         async with supervised(spec, tmp_path, NODES[:1]) as s:
             await running(s, 4)
-            await until_stuck(s, tmp_path, "0-5", "1-5")
             pid = s.pids[STAGE_0]
+            # One has stopped itself with the transfer under way, and the thread of the other sleeps in its wait.
+            states = [psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED]
+            await s.until(lambda: [psutil.Process(s.pids[at]).status() for at in (STAGE_0, STAGE_1)] == states)
             began = time.monotonic()
             await go_on(s, 1, gone=(STAGE_1,))
             left = s.at(lambda event: isinstance(event, RankReported)) - began
@@ -123,7 +125,8 @@ def test_a_survivor_that_sleeps_is_stopped_or_holds_the_interpreter_is_killed_an
             await running(s, 4)
             kept = s.pids[STAGE_1]
             for generation, step in enumerate(stuck, start=1):
-                await until_stuck(s, tmp_path, f"0-{step}")
+                # From there on it looks at nothing that anybody could tell it.
+                await s.until((tmp_path / f"0-{step}").exists)
                 began = time.monotonic()
                 await go_on(s, generation, gone=(STAGE_0,))
                 exited = s.all(RankExited)[-1]
@@ -142,13 +145,10 @@ def test_ranks_that_nobody_can_reach_train_on_for_longer_than_the_grace(tmp_path
     async def scenario() -> None:
         async with supervised(a_job(tmp_path, steps=100_000), tmp_path, NODES[:1], grace_s=1.0) as s:
             await running(s)
-            for poll in s.polls:
-                poll.cancel()
-            await asyncio.gather(*s.polls, return_exceptions=True)
-            s.polls.clear()
+            await s.stop_listening()
             before, pids = max(s.answers()), dict(s.pids)
             await asyncio.sleep(2.5)
-            s.polls.append(asyncio.create_task(s._poll(s.hosts[NODES[0]], after=len(s.events))))
+            s.listen(s.hosts[NODES[0]], after=len(s.events))
             await s.until(lambda: max(s.answers()) > before + 5)
             assert not s.all(RankExited) and s.pids == pids and not s.all(RankReported)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,19 +33,32 @@ def test_a_rank_killed_at_each_point_changes_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with a_rig(tmp_path) as rig:
 
+            async def ask(fault: FaultRequested) -> None:
+                nonlocal num_asked
+                num_asked += 1
+                await rig.store.command(fault)
+
             async def disturb(step: int) -> None:
-                nonlocal num_asked, due
+                nonlocal due
                 record = await rig.store.get(JOB)
-                state, judged = record.state, [one for one in record.injected if one.verdict is not Verdict.OPEN]
-                if len(judged) < num_asked or not isinstance(state, Running):
+                state, still = record.state, [one for one in record.injected if one.verdict is Verdict.OPEN]
+                is_hit = any(one.carried_out_at is not None or not one.asked.at for one in still)
+                if len(record.injected) < num_asked or is_hit or not isinstance(state, Running):
                     due = step + APART  # one recovery at a time: what is asked for meanwhile is refused
-                elif step >= due and not points:
+                elif step < due:
+                    return
+                elif still:
+                    # Its rank learned of it when that recovery had passed its point; by now it has.
+                    (waits,) = still
+                    if (other := something_to_recover_from(waits.asked.at, state.plan, waits.devices[0])) is not None:
+                        await ask(other)
+                elif points:
+                    victim, point = state.plan.devices[len(points) % state.plan.world_size], points.pop(0)
+                    await ask(FaultRequested(fault=FaultKind.KILL, job=JOB, device=victim, at=point, id=point))
+                    if (other := something_to_recover_from(point, state.plan, victim)) is not None:
+                        await ask(other)
+                else:
                     await rig.store.command(CancelRequested(job=JOB))
-                elif step >= due:
-                    victim = state.plan.devices[len(points) % state.plan.world_size]
-                    for fault in faults_for(points.pop(0), state.plan, victim):
-                        num_asked += 1
-                        await rig.store.command(fault)
 
             job = await rig.run(spec, disturb)
             assert isinstance(job.state, Cancelled), job.state
@@ -66,7 +78,9 @@ def test_a_rank_killed_at_each_point_changes_nothing(tmp_path: Path) -> None:
 def test_a_rank_killed_while_the_final_state_is_evaluated(tmp_path: Path) -> None:
     """No vote follows that could tell of it: the next generation evaluates what this one has left."""
     steps = 7
-    spec = replace(a_job(steps), checkpoint=CheckpointSpec(every=0), evaluation=EvaluationSpec(every=3, micro_batches=5))
+    # Steps of half a second: the fault is armed long before the last one.
+    paced = a_job(steps, emulated_layer_s=0.05)
+    spec = replace(paced, checkpoint=CheckpointSpec(every=0), evaluation=EvaluationSpec(every=3, micro_batches=5))
 
     async def scenario() -> None:
         async with a_rig(tmp_path) as rig:
@@ -97,17 +111,18 @@ def test_a_rank_killed_while_the_final_state_is_evaluated(tmp_path: Path) -> Non
 def evaluations(spec: JobSpec) -> dict[int, float | None]:
     """Of an undisturbed single process, by step."""
     found: dict[int, float | None] = {}
-    run(spec, evaluated=lambda one: found.update({one.step: one.loss}))
+    unpaced = replace(spec, train=replace(spec.train, emulated_layer_s=0.0))
+    run(unpaced, evaluated=lambda one: found.update({one.step: one.loss}))
     return found
 
 
-def faults_for(point: str, plan: Plan, victim: Device) -> Iterator[FaultRequested]:
-    """The kill at the point; and before it has a chance to be reached in a recovery, something to recover from."""
-    yield FaultRequested(fault=FaultKind.KILL, job=JOB, device=victim, at=point, step=Step(0), id=point)
+def something_to_recover_from(point: str, plan: Plan, victim: Device) -> FaultRequested | None:
+    """What a point needs that is only reached in a recovery."""
     if point in IN_THE_NEXT_PROCESS:
-        yield FaultRequested(fault=FaultKind.KILL, job=JOB, device=victim)
-    elif point == "before_report":
+        return FaultRequested(fault=FaultKind.KILL, job=JOB, device=victim)
+    if point == "before_report":
         mirror = partners(plan)
         kept = {victim, mirror[victim]} | {owner for owner, at in mirror.items() if at == victim}
         other = next(device for device in plan.devices if device not in kept)
-        yield FaultRequested(fault=FaultKind.KILL, job=JOB, device=other)
+        return FaultRequested(fault=FaultKind.KILL, job=JOB, device=other)
+    return None

@@ -17,7 +17,7 @@ from orchestrator.adapters.ray_environment import CLUSTER_MARK
 from orchestrator.adapters.ray_node import GCS, HEAD
 from tests.tiny_job import TinyJob
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 NODES = [NodeSpec("A100", 2), NodeSpec("A100", 1)]
 
 
@@ -44,7 +44,7 @@ def kill(cluster: LocalCluster, *names: str) -> dict[str, int]:
     victims = [found for name in names if (found := identify(processes[name]))]
     for victim in victims:
         victim.send(signal.SIGKILL)
-    assert wait_for_end(victims, 5)
+    assert wait_for_end(victims, 30)
     return {name: processes[name] for name in names}
 
 
@@ -54,7 +54,7 @@ def runs_anew(cluster: LocalCluster, killed: dict[str, int]) -> bool:
     return all(processes[name] not in (None, pid) for name, pid in killed.items())
 
 
-def sees(client: Client, node: str, wanted: str, within_s: float = 30) -> None:
+def sees(client: Client, node: str, wanted: str, within_s: float = 120) -> None:
     deadline = time.monotonic() + within_s
     while {one.id: one.status for one in client.nodes()}.get(node) != wanted:
         assert time.monotonic() < deadline, client.nodes()

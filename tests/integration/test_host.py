@@ -68,8 +68,11 @@ def a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_import: str = 
 def test_a_killed_rank_is_replaced_by_who_stood_by_and_the_loss_curve_is_that_of_an_undisturbed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = a_job(tmp_path, steps=60)
+    spec = a_job(tmp_path, steps=60, program=a_program(tmp_path, monkeypatch))
+    spec = replace(spec, train=replace(spec.train, emulated_layer_s=0.002))
     monkeypatch.setattr("worker.host.AHEAD_S", 0.0)
+    goes_on = tmp_path / "goes-on"
+    (tmp_path / "step_5.py").write_text(f"while not os.path.exists({str(goes_on)!r}): time.sleep(0.002)")
 
     async def scenario() -> None:
         async with supervised(spec, tmp_path) as s:
@@ -77,6 +80,7 @@ def test_a_killed_rank_is_replaced_by_who_stood_by_and_the_loss_curve_is_that_of
             first_pids, victim = dict(s.pids), DEVICES[2]
             await s.until(lambda: victim in s.hosts[victim.node].understudies)
             understudy = s.hosts[victim.node].understudies[victim]
+            goes_on.touch()
             await s.send(victim.node, KillRank(device=victim))
             await s.until(lambda: bool(s.all(RankExited)))
             reports = await s.close(1)
@@ -93,7 +97,7 @@ def test_a_killed_rank_is_replaced_by_who_stood_by_and_the_loss_curve_is_that_of
             # Finished ranks are a source like any other, and say so when their generation is closed.
             last = await s.close(2)
             assert [(report.held.step if report.held else None) for report in last.values()] == [spec.train.steps] * 4
-            assert_same_curve(spec, s.answers())
+            assert_same_curve(replace(spec, program="causal_lm"), s.answers())
 
     asyncio.run(scenario())
 
@@ -124,8 +128,9 @@ def test_two_hundred_generations_in_one_set_of_processes_leave_nothing_behind(tm
             late = {device: held(pid) for device, pid in pids.items()}
             assert s.pids == pids
             print(f"\nafter 20 generations {sorted(early.values())}, after 200 {sorted(late.values())}")
+            # What a generation needs for a moment, as it begins, it has just begun to give back.
+            await s.until(lambda: all(held(pid)[:2] == early[device][:2] for device, pid in pids.items()), 10.0)
             for device in pids:
-                assert late[device][:2] == early[device][:2]
                 assert late[device][2] < early[device][2] + 8 * 1024
 
     asyncio.run(scenario())
@@ -221,7 +226,7 @@ def test_a_dead_zygote_fails_the_host_and_takes_its_ranks_along(tmp_path: Path) 
         async with supervised(a_job(tmp_path, steps=10_000), tmp_path, NODES[:1]) as s:
             await running(s)
             os.kill(s.hosts[NODES[0]].zygote_pid, signal.SIGKILL)
-            await s.until(lambda: len(s.all(RankExited)) == 2)
+            await s.until(lambda: len(s.all(RankExited)) == 2 and bool(s.all(HostFailed)))
             (failed,) = s.all(HostFailed)
             assert "zygote ended with exit code -9" in failed.message
 
@@ -259,6 +264,7 @@ def test_a_host_obeys_the_highest_term_only_and_a_repeated_request_once(tmp_path
                 await host.handle(Term(1), EffectId("same"), request)
             await s.until(lambda: bool(s.all(SeatsPrepared)))
             s.pids.update(s.all(SeatsPrepared)[0].pids)
+            await s.stop_listening()
             waiting = asyncio.create_task(host.poll(Term(1), 10_000, 20.0))
             await asyncio.sleep(0.05)
             s.term = Term(2)
@@ -269,7 +275,7 @@ def test_a_host_obeys_the_highest_term_only_and_a_repeated_request_once(tmp_path
                 await host.handle(Term(1), EffectId("late"), CloseHost())
             with pytest.raises(EverstepError, match="has not been opened"):
                 await Host().handle(Term(1), EffectId("early"), request)
-            envelopes, heartbeat = await host.poll(Term(2), len(s.events), 5.0)
+            envelopes, heartbeat = await host.poll(Term(2), len(s.events), 60.0)
             assert len(s.all(SeatsPrepared)) == 1  # for three repeated requests
             assert [e.event.pids for e in envelopes if isinstance(e.event, SeatsPrepared)] == [s.pids]  # for the new one
             assert set(heartbeat.ranks) == set(DEVICES[:2])
@@ -284,13 +290,15 @@ def test_unheard_ranks_train_on_until_the_limit_the_job_sets(tmp_path: Path) -> 
     async def scenario() -> None:
         async with supervised(spec, tmp_path, NODES[:1]) as s:
             await running(s)
-            for poll in s.polls:
-                poll.cancel()
+            await s.stop_listening()
+            host, after = s.hosts[NODES[0]], len(s.events)
+            await host.poll(s.term, after, 0.0)
             before, unheard_since = max(s.answers()), time.monotonic()
             await s.until(lambda: not any(is_running(pid) for pid in s.pids.values()))
-            assert time.monotonic() - unheard_since > 1.5, "a poll may have been answered just before"
-            events, _ = await s.hosts[NODES[0]].poll(s.term, 0, 5.0)
-            exits = [e.event for e in events if isinstance(e.event, RankExited)]
+            assert time.monotonic() - unheard_since > 1.9
+            s.listen(host, after)
+            await s.until(lambda: len(s.all(RankExited)) == 2)
+            exits = s.all(RankExited)
             assert all("the job allows 2 s" in event.message and not event.user_error for event in exits)
             assert all(event.report.passed > before for event in exits)
 

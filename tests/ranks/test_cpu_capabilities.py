@@ -89,7 +89,7 @@ def _train(capabilities: tuple[str, str]) -> list[dict[str, Any]]:
     ]
     try:
         for process in processes:
-            assert process.wait(90) == 0
+            assert process.wait(200) == 0
         return [json.loads(process.stdout.read()) for process in processes if process.stdout is not None]
     finally:
         for process in processes:

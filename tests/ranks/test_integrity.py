@@ -101,6 +101,7 @@ def play(
         moves=(),
         backend="links",
         progress=Unwatched(),
+        form_timeout_s=30.0,
     )
     session.open()
     trainer.restore(session, form)

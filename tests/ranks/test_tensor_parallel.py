@@ -68,7 +68,7 @@ def run_ranks(world_size: int, folder: Path) -> Reports:
         rank.start()
     try:
         for rank in ranks:
-            rank.join(timeout=90)
+            rank.join(timeout=200)
         assert [rank.exitcode for rank in ranks] == [0] * world_size
     finally:
         for rank in ranks:
