@@ -13,10 +13,12 @@ from .ids import NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What a check of a node found. Parts that could not be tried are named in `said`, and nothing is held against it."""
+    """What a check of a node found. Parts that could not be tried because jobs use them are named in `said`."""
 
     wrong: tuple[str, ...] = ()
     """Of the node by itself, in words."""
+    untried: tuple[str, ...] = ()
+    """Devices that could not be used at all, in words: nothing shows that they are broken, yet no job could use them."""
     pair_wrong: str = ""
     """Between it and its peer: either may be the reason, or what lies between them."""
     said: str = ""

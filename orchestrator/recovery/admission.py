@@ -4,8 +4,9 @@ new, back, accused ──> checking ──all is well──> admitted
                           `─────something is wrong, or nobody answers──> refused ──parole──> checking
 admitted ──goes away FLAPS times within FLAPS_WITHIN_S──> refused
 
-Every refusal is a strike, and doubles the time to the next parole; strikes are forgotten after REMEMBERED_S. It knows
-nothing of how a check is made.
+Every refusal is a strike, and doubles the time to the next parole; strikes are forgotten after REMEMBERED_S. Only a node
+whose devices could not be tried gets none: it is busy or set up otherwise, and not broken. It knows nothing of how a check
+is made.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def came_back(known: Admission, life: str, now: float) -> Admission:
         why = f"it went away {len(ends)} times within {FLAPS_WITHIN_S / 60:.0f} minutes"
         return refused(replace(here, life=life, ends=()), why, now)
     if known.is_lost or (life and known.life and life != known.life):
-        return checking(replace(here, life=life, was_admitted=False), "it was started again", now)
+        return replace(checking(replace(here, life=life), "it was started again", now), was_admitted=False)
     return replace(here, life=life or known.life)
 
 
@@ -85,7 +86,9 @@ def answered(known: Admission, found: Checked, kind: str, peers: Collection[floa
     known = replace(known, said=found.said, product_s=found.product_s, asked_at=None, unanswered=0)
     wrong = [*found.wrong, *_too_slow(found, kind, peers)]
     if wrong:
-        return refused(known, "; ".join(wrong), now)
+        return refused(known, "; ".join([*wrong, *found.untried]), now)
+    if found.untried:
+        return turned_away(known, "; ".join(found.untried), now)
     if found.pair_wrong and known.peer is not None:
         known = replace(known, failed=(*known.failed, known.peer))
         if others:
@@ -111,9 +114,14 @@ def refused(known: Admission, why: str, now: float) -> Admission:
     )
 
 
+def turned_away(known: Admission, why: str, now: float) -> Admission:
+    """Refused, and nothing is held against it: what is in the way may be gone the next time it is looked at."""
+    return replace(known, standing=Admittance.REFUSED, since=now, why=why, asked_at=None, unanswered=0)
+
+
 def parole_s(known: Admission) -> float:
     """How long a refused node is left alone."""
-    return min(MAX_PAROLE_S, PAROLE_S * 2.0 ** min(known.strikes - 1, 16))
+    return min(MAX_PAROLE_S, PAROLE_S * 2.0 ** max(0, min(known.strikes - 1, 16)))
 
 
 def is_forgettable(known: Admission, now: float) -> bool:

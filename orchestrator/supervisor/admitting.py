@@ -138,7 +138,7 @@ class Admissions:
     def release(self, node: NodeId) -> bool:
         """An operator vouches for a node: nothing is held against it any more, but it is checked. Whether anything was."""
         known = self._known.get(node)
-        if known is None or not (known.strikes or known.ends):
+        if known is None or not (known.strikes or known.ends or known.standing is Admittance.REFUSED):
             return False
         fresh = admission.checking(replace(known, strikes=0, ends=()), "an operator released it", self._now)
         self._put(node, fresh if known.standing is Admittance.REFUSED else replace(known, strikes=0, ends=()))

@@ -45,7 +45,7 @@ def begin_forming(draft: Draft, plan: Plan) -> None:
         draft.become(Starting(forming=forming))
     else:
         assert isinstance(state, Reforming)
-        draft.become(replace(state, forming=forming, waiting=None))
+        draft.become(replace(state, forming=forming, waiting=None, is_stuck=False))
         draft.update_incident(next_generation=generation, decision=plan.reason or plan.describe())
     _note_exactness(draft, plan)
     for node in plan.nodes:
@@ -318,6 +318,8 @@ def _note(draft: Draft, restore: RestorePlan) -> None:
             source=restore.reason,
             moved_elements=restore.moved_elements,
         )
+    elif rolled_back and incident:  # the one for which it had given up its devices
+        draft.update_incident(rolled_back=incident.rolled_back + rolled_back)
     restored_from(draft, restore.restore)
     if restore.step != draft.record.committed:
         # Ahead, where a checkpoint was committed only after the steps up to it had been rolled back.

@@ -395,7 +395,8 @@ class _Cycle:
         known = self._free.get(job)
         closed = frozenset[NodeId]()
         if self.cordons.known or self.admissions.unfit:
-            present = {device.node for device in mine}
+            record = draft.record  # a host of its own, too: of those it had there, each may have ended for now
+            present = {device.node for device in mine} | (record.hosts - record.avoided)
             closed = self.cordons.closed_to(present) | (self.admissions.unfit - present)
         key = (mine, draft.record.turn, draft.record.spec.project, answer.answer, out, taken, self.nodes, closed)
         if known is not None and known[0] == key:
@@ -425,6 +426,7 @@ class _Cycle:
                 (record for record in map(self._record, self.jobs) if not isinstance(record.state, TERMINAL)),
                 self.nodes or (),
                 self.cordons.closed_to(()) | self.admissions.unfit,
+                self.cordons.draining,
                 self.ward.out,
                 self.projects,
             )
