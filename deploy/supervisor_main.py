@@ -71,7 +71,9 @@ async def serve(config: Config) -> None:
     holder = config.supervisor.holder or f"{socket.gethostname()}:{state_dir}"
     kept = config.supervisor
     retention = Retention(kept_s=kept.keep_days * DAY_S, kept_jobs=kept.keep_jobs, archived_s=kept.archive_days * DAY_S)
-    supervisor = Supervisor(world=world, root=str(state_dir), holder=holder, checks=True, retention=retention)
+    supervisor = Supervisor(
+        world=world, root=str(state_dir), holder=holder, checks=True, retention=retention, rows=config.rows
+    )
     if config.supervisor.metrics_port is not None:
         metrics.serve(config.supervisor.metrics_host, config.supervisor.metrics_port, Places(state_dir))
     log.info("supervisor_started", pid=os.getpid(), ray=address)

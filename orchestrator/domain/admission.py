@@ -62,6 +62,8 @@ class Admission:
     said: str = ""
     """What the newest check found."""
     product_s: float = 0.0
+    tflops: float = 0.0
+    """And how fast it found the slowest accelerator to be; 0.0 where there is none."""
     strikes: int = 0
     struck_at: float = 0.0
     """How often it was refused, and when last; forgotten after a day."""

@@ -17,7 +17,7 @@ from statistics import median
 
 from orchestrator.domain.admission import Admission, Admittance, Checked
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.kinds import KINDS
+from orchestrator.domain.kinds import KINDS, Kinds
 
 CHECK_S = 5.0
 """What a check may take, and how long jobs wait for one rather than plan without the node."""
@@ -81,10 +81,18 @@ def checking(known: Admission, why: str, now: float) -> Admission:
     )
 
 
-def answered(known: Admission, found: Checked, kind: str, peers: Collection[float], others: bool, now: float) -> Admission:
+def answered(
+    known: Admission,
+    found: Checked,
+    kind: str,
+    peers: Collection[float],
+    others: bool,
+    now: float,
+    table: Kinds = KINDS,
+) -> Admission:
     """A check has come back. peers: what products take others of its kind; others: whether another peer is left to try."""
-    known = replace(known, said=found.said, product_s=found.product_s, asked_at=None, unanswered=0)
-    wrong = [*found.wrong, *_too_slow(found, kind, peers)]
+    known = replace(known, said=found.said, product_s=found.product_s, tflops=found.tflops, asked_at=None, unanswered=0)
+    wrong = [*found.wrong, *_too_slow(found, kind, peers, table)]
     if wrong:
         return refused(known, "; ".join([*wrong, *found.untried]), now)
     if found.untried:
@@ -130,14 +138,14 @@ def is_forgettable(known: Admission, now: float) -> bool:
     return not has_strikes and not any(0 <= now - at < FLAPS_WITHIN_S for at in known.ends)
 
 
-def _too_slow(found: Checked, kind: str, peers: Collection[float]) -> list[str]:
+def _too_slow(found: Checked, kind: str, peers: Collection[float], table: Kinds) -> list[str]:
     wrong = []
     if len(peers) >= PEERS and found.product_s > SLOW_X * (usual := median(peers)) > 0:
         times = found.product_s / usual
         wrong.append(
             f"a product of matrices takes {times:.2g} times as long as on other {kind} nodes, the limit is {SLOW_X:g}"
         )
-    known = KINDS.get(kind)
+    known = table.get(kind)
     if found.tflops and known is not None and kind != "cpu" and found.tflops < KIND_SHARE * known.bf16_tflops:
         least = KIND_SHARE * known.bf16_tflops
         wrong.append(f"a large product runs at {found.tflops:.3g} TFLOP/s, a {kind} reaches {least:.3g} at the very least")

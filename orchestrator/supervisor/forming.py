@@ -8,6 +8,7 @@ from orchestrator.domain.codec import encode
 from orchestrator.domain.generation import Settlement
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
 from orchestrator.domain.job import Forming, Incident, Queued, Reforming, Running, Starting
+from orchestrator.domain.kinds import speed_of, table
 from orchestrator.domain.layout import layout
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FormGeneration, FromMemory, OpenHost, PrepareSeats, SeatsPrepared
@@ -73,6 +74,7 @@ def open_host(draft: Draft, node: NodeId) -> None:
             checkpoint_dir=draft.checkpoint_folder,
             log_dir=f"{draft.root}/jobs/{record.id}/logs",
             kind=draft.kinds.get(node, ""),
+            speed=speed_of(draft.kinds.get(node, ""), table(draft.rows)),
         ),
     )
 

@@ -59,8 +59,10 @@ from orchestrator.domain.job import (
     Probing,
     Queued,
 )
+from orchestrator.domain.kinds import DeviceKind, table
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
+from orchestrator.domain.rows import corrected
 
 from .admitting import Admissions
 from .admitting import tell as tell_admissions
@@ -101,6 +103,8 @@ class State:
     """And these."""
     checks: bool = False
     """Whether nodes are checked before they are used."""
+    rows: tuple[DeviceKind, ...] = ()
+    """Kinds of device that the configuration adds or describes otherwise."""
     tracks: Mapping[JobId, Mapping[Device, Track]] = field(default_factory=dict)
     """How fast devices have been seen to be: an observation, which is never stored."""
     projects: Mapping[str, Project] = field(default_factory=dict)
@@ -141,6 +145,7 @@ class _Cycle:
         self.now = now
         self.nodes = state.nodes
         self.root = state.root
+        self.rows = state.rows
         self.nodes_changed = False
         self.ward = Ward(state.quarantine, now)
         self.cordons = Cordons(state.cordons, now)
@@ -203,6 +208,7 @@ class _Cycle:
                 cordons=self.cordons.known,
                 admissions=self.admissions.known,
                 checks=self.admissions.checks,
+                rows=self.rows,
                 tracks={d.record.id: d.tracks for d in drafts if d.tracks and d.record.id in jobs},
                 projects=self.projects,
                 queue=queue,
@@ -232,7 +238,7 @@ class _Cycle:
                     self.admissions.see(nodes, self._occupied(), leaving)
                 return
             case NodeChecked():
-                self.admissions.hear(one, self._kinds())
+                self.admissions.hear(one, self._kinds(), table(self.rows))
                 return
             case JobSubmitted(job=job, spec=spec, at=at):
                 if job not in self.jobs:
@@ -372,6 +378,7 @@ class _Cycle:
                 self.tracks.get(job),
                 lambda: self.admissions.awaits_checks,
                 lambda: frozenset(self._arbitration().snapshot.devices),
+                lambda: corrected(self.rows, self._kinds(), self.admissions.known.values()),
             )
         return self.drafts[job]
 
