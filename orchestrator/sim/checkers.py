@@ -250,4 +250,12 @@ def _placed(record: JobRecord) -> tuple[Device, ...]:
 
 
 def _size(records: Mapping[JobId, JobRecord], project: str) -> int:
-    return sum(len(_placed(record)) for record in records.values() if record.spec.project == project)
+    mine = (record for record in records.values() if record.spec.project == project)
+    return sum(len(_placed(record) or _broken(record)) for record in mine)
+
+
+def _broken(record: JobRecord) -> tuple[Device, ...]:
+    """What it is made whole from again: the project had as many before."""
+    state = record.state
+    plan = record.plans.get(state.closing.generation) if isinstance(state, Reforming) else None
+    return tuple(plan.devices) if plan else ()
