@@ -16,7 +16,9 @@ import structlog
 
 from api.config import Config
 from orchestrator.adapters.checkpoints import FolderCheckpoints
+from orchestrator.adapters.joined_nodes import JoinedNodes, Providers
 from orchestrator.adapters.local_nodes import LocalNodes
+from orchestrator.adapters.mailbox import Mailbox
 from orchestrator.adapters.plan_process import ThreadPlanner
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.ray_cluster import RayCluster
@@ -61,7 +63,7 @@ async def serve(config: Config) -> None:
     world = World(
         store=MeteredStore(store),
         cluster=MeteredCluster(cluster),
-        provider=nodes,
+        provider=Providers(nodes, JoinedNodes(Mailbox(address))),
         prober=SubprocessProber(),
         planner=ThreadPlanner(ignores_kinds=bool(os.environ.get(IGNORES_KINDS))),
         checkpoints=FolderCheckpoints(str(state_dir)),

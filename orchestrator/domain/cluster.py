@@ -36,6 +36,8 @@ class Node:
     labels: dict[str, str] = field(default_factory=dict)
     life: str = ""
     """Another one each time it is started; "" where nobody knows."""
+    leaving: bool = False
+    """It has asked to be emptied, then to end."""
 
     @property
     def domain(self) -> str | None:

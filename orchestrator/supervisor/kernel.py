@@ -236,6 +236,9 @@ class _Cycle:
                     self.nodes, self.nodes_changed = nodes, True
                     leaving = {node for node, one in self.cordons.known.items() if one.removes}
                     self.admissions.see(nodes, self._occupied(), leaving)
+                    for here in nodes:
+                        if here.leaving and here.status is NodeStatus.UP and here.id not in leaving:
+                            self._cordon(CordonRequested(node=here.id, drain=True, remove=True))
                 return
             case NodeChecked():
                 self.admissions.hear(one, self._kinds(), table(self.rows))
