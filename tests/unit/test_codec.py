@@ -40,7 +40,7 @@ from orchestrator.domain.protocol import (
 )
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
-from tests import admitted, balanced, believed, copied, doubts, journals, moved, paused, planned, queued, samples
+from tests import admitted, balanced, believed, copied, doubts, evaluated, journals, moved, paused, planned, queued, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -95,6 +95,8 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "balanced-effects-1": (Effect, balanced.EFFECTS),
     "balanced-events-1": (HostEvent, balanced.HOST_EVENTS),
     "balanced-records-1": (JobRecord, (balanced.RECORD,)),
+    "evaluated-events-1": (HostEvent, evaluated.HOST_EVENTS),
+    "evaluated-records-1": (JobRecord, (evaluated.RECORD,)),
     "planned-effects-1": (Effect, planned.EFFECTS),
     "planned-states-1": (JobState, planned.STATES),
     "instants-1": (Input, admitted.INSTANTS),
