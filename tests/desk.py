@@ -43,7 +43,7 @@ class PlayedDesk(MemoryStore):
         """Do it where the store lives, and wait."""
         if self.loop is None or not self.loop.is_running():
             return asyncio.run(call)
-        return asyncio.run_coroutine_threadsafe(call, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(call, self.loop).result(30)
 
     # --- what a test says --------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class Guarded:
     def http(self, token: str | None, **headers: str) -> httpx2.Client:
         """Kept open until the server goes."""
         given = {"Authorization": f"Bearer {token}"} if token else {}
-        client = httpx2.Client(base_url=self.url, trust_env=False, headers=given | headers, timeout=20)
+        client = httpx2.Client(base_url=self.url, trust_env=False, headers=given | headers, timeout=60)
         self.clients.append(client)
         return client
 

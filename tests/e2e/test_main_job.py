@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,12 +22,14 @@ from api.views import JobView, StepView
 from deploy.local import LocalCluster, status, up
 from orchestrator.adapters import ray_environment
 from orchestrator.adapters.local_nodes import parse_nodes
-from orchestrator.adapters.processes import marked
-from orchestrator.adapters.ray_environment import CLUSTER_MARK
+from orchestrator.adapters.processes import end, marked
+from orchestrator.adapters.ray_environment import CLUSTER_MARK, NODE_MARK
 from tests.jobs import ENDLESS, EXAMPLE, a_job, gaps, largest_gap
 
 pytestmark = pytest.mark.timeout(300)
 NODES = "A100:2,A100:2,H100:2,B200:2"
+SLOWLY = {"learning_rate": 3e-4, "min_learning_rate": 3e-4}
+"""Rounding stays rounding, also on a machine that trains hundreds of steps while a node starts."""
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +75,11 @@ def _body(steps: int, **train: object) -> dict[str, object]:
 
 def _run(client: Client, steps: int, on_step: Callable[[str, StepView], None] = lambda job, step: None) -> JobView:
     """Submit, do what on_step does at each committed step, return the finished job."""
-    job = client.submit(_body(steps)).id
+    job = client.submit(_body(steps, **SLOWLY)).id
     for event in client.events(job):
         if isinstance(event, StepView):
             on_step(job, event)
-    return client.wait(job, timeout_s=60)
+    return client.wait(job, timeout_s=120)
 
 
 def _losses(client: Client, job: str) -> dict[int, float]:
@@ -164,7 +165,8 @@ def story(cluster: LocalCluster) -> Story:
 def test_every_rank_is_killed_in_turn_and_the_curve_is_the_undisturbed_one(story: Story) -> None:
     assert [incident.cause for incident in story.job.incidents[:8]] == ["rank_lost"] * 8
     assert sum(incident.rolled_back for incident in story.job.incidents) == 0
-    found = gaps(story.losses, a_job(ENDLESS), len(story.losses))
+    found = gaps(story.losses, a_job(ENDLESS, **SLOWLY), len(story.losses))
+    print(f"\nlargest gap over {len(found)} steps: {max(found):.1e}")
     assert max(found[: story.seen["node"].step]) <= 1e-5
     assert max(found) <= 1e-4
 
@@ -187,30 +189,47 @@ def test_cancel_frees_every_process(story: Story) -> None:
     pids = [pid for pid in _pids(story.last).values() if pid]
     assert len(pids) == 8
     # Their parent was killed with them, so they are reaped by whoever adopts orphans here, a moment later.
-    assert not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=5)[1]
+    assert not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=60)[1]
 
 
-def test_two_nodes_that_hold_both_copies_are_killed_and_the_job_rolls_back(client: Client) -> None:
+def test_two_nodes_that_hold_both_copies_are_killed_and_the_job_rolls_back(cluster: LocalCluster, client: Client) -> None:
     """Owner and mirror of some interval are gone at once: the newest checkpoint, and the loss is said."""
-    killed = threading.Event()
+    killed: list[str] = []
 
     def disturb(job: str, step: StepView) -> None:
-        if step.step == 25 and not killed.is_set():
-            killed.set()
-            nodes = sorted({device.rpartition("/")[0] for device in _pids(client.job(job))})
-            for node in nodes[:2]:
-                client.kill_node(node)
+        view = client.job(job)
+        if view.status != "RUNNING" or any(one.pause_s is None for one in view.incidents):
+            return
+        if not killed and view.checkpoint is not None:
+            killed.extend(_by_rank(view)[:2])
+            _kill_at_once(cluster, killed)
+        elif killed and not set(killed) & set(_by_rank(view)) and view.step > view.incidents[-1].committed + APART:
+            client.cancel(job)
 
     for _ in range(4 - _num_up(client)):
         client.add_node("A100", 2)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while _num_up(client) < 4:
         assert time.monotonic() < deadline, client.nodes()
         time.sleep(0.2)
-    job = _run(client, 45, disturb)
-    assert job.status == "SUCCEEDED", job.reason
-    assert job.step == 45
-    assert largest_gap(_losses(client, job.id), a_job(45)) <= 1e-4
+    job = _run(client, ENDLESS, disturb)
+    assert job.status == "CANCELLED", job.reason
+    assert [one.cause for one in job.incidents if "checkpoint of step" in one.source] == ["node_lost"], job.incidents
+    losses = _losses(client, job.id)
+    assert largest_gap(losses, a_job(ENDLESS, **SLOWLY), len(losses)) <= 1e-4
+
+
+def _by_rank(job: JobView) -> list[str]:
+    """Nodes in the order of their first ranks; each one's state has its other copy on the next."""
+    assert job.plan is not None
+    seats = sorted(job.plan.seats, key=lambda seat: seat.rank)
+    return list(dict.fromkeys(seat.device.rpartition("/")[0] for seat in seats))
+
+
+def _kill_at_once(cluster: LocalCluster, nodes: list[str]) -> None:
+    """Before anything of what the one held can be copied from the other."""
+    mark = ray_environment.for_state_dir(cluster.state_dir).cluster
+    end([process for node in nodes for process in marked({CLUSTER_MARK: mark, NODE_MARK: node})], grace_s=0)
 
 
 def _num_up(client: Client) -> int:
@@ -222,13 +241,12 @@ def test_infeasible_job_waits_with_its_reason(client: Client) -> None:
     body["parallel"] = {"tp": 2, "pp": 4, "dp": 4, "min_devices": 32}
     body["train"] = {**body["train"], "micro_batches": 16}  # type: ignore[dict-item]
     job = client.submit(body).id
-    deadline = time.monotonic() + 30
-    while "usable" not in client.job(job).reason and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while "usable" not in (view := client.job(job)).reason and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert client.job(job).status == "PENDING"
-    assert "needs 32 devices" in client.job(job).reason
+    assert view.status == "PENDING" and "needs 32 devices" in view.reason
     client.cancel(job)
-    assert client.wait(job, timeout_s=10).status == "CANCELLED"
+    assert client.wait(job, timeout_s=60).status == "CANCELLED"
 
 
 def test_example_file_is_accepted() -> None:

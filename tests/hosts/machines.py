@@ -55,17 +55,17 @@ class Machines:
         LocalNodes(self.cluster.state_dir).kill_now(NodeId(node))
 
     def start(self, host: int) -> str:
-        """Another node on that host."""
+        """Another node on that host; it is seen to be up once this returns."""
         address, prefix = self.rig.address(host), self.rig.prefix(host)
-        return LocalNodes(self.cluster.state_dir).add_now(NodeSpec("A100", 2, address=address, prefix=prefix))
+        node = LocalNodes(self.cluster.state_dir).add_now(NodeSpec("A100", 2, address=address, prefix=prefix))
+        self.until_status(node, "UP")
+        return node
 
-    def until_status(self, node: str, wanted: str, within_s: float = 30) -> float:
-        """Seconds it took."""
-        began = time.monotonic()
+    def until_status(self, node: str, wanted: str, within_s: float = 90) -> None:
+        deadline = time.monotonic() + within_s
         while {one.id: one.status for one in self.job.client.nodes()}.get(node) != wanted:
-            assert time.monotonic() - began < within_s, f"{node} is not {wanted}: {self.job.client.nodes()}"
+            assert time.monotonic() < deadline, f"{node} is not {wanted}: {self.job.client.nodes()}"
             time.sleep(0.05)
-        return time.monotonic() - began
 
     def heal(self) -> None:
         for host in self._cut:

@@ -36,7 +36,7 @@ def test_a_copy_over_a_slow_link_takes_seconds_and_the_pause_a_blink(machines: M
     job.trains_on(5)
     machines.slow(host, 8)
     newcomer = machines.start(host)
-    began = _until_said(job, "joining", newcomer, 1, within_s=60)
+    began = _until_said(job, "joining", newcomer, 1, within_s=120)
     step_s = median(step.seconds for step in list(job.client.all_metrics(job.id))[-4:] if step.seconds)
     mbit = MARGIN * FRAMING * 4 * began.data["elements"] / step_s * 8 / 1e6
     machines.slow(host, mbit)
@@ -52,7 +52,7 @@ def test_a_copy_over_a_slow_link_takes_seconds_and_the_pause_a_blink(machines: M
     )
     print(f"pause {grown.pause_s} s {dict(grown.phases)}, after {ended.step - began.step} steps")
     assert copy_s >= 5 and ended.step - began.step >= 3, "steps went on"
-    assert grown.cause == "grow" and grown.pause_s is not None and grown.pause_s <= 0.5
+    assert grown.cause == "grow" and grown.pause_s is not None and grown.pause_s < copy_s / 4, "nobody waited for the copy"
 
 
 def _until_said(job: TinyJob, kind: str, node: str, times: int, within_s: float) -> EventView:

@@ -35,7 +35,7 @@ class Child:
     addresses: dict[Rank, str]
     pipe: Connection
 
-    def links(self, generation: int = 1, timeout_s: float = 20.0) -> Links:
+    def links(self, generation: int = 1, timeout_s: float = 60.0) -> Links:
         links = Links(Rank(self.rank))
         links.form(
             generation=Generation(generation),
@@ -76,14 +76,14 @@ class Ranks:
         os.kill(self.processes[rank].pid, signal.SIGKILL)
         return time.monotonic()
 
-    def receive(self, rank: int, timeout_s: float = 60.0) -> Any:
+    def receive(self, rank: int, timeout_s: float = 100.0) -> Any:
         """The next thing the rank sent or returned. An exception there fails the test with its traceback."""
         assert self.pipes[rank].poll(timeout_s), f"rank {rank} said nothing for {timeout_s} s"
         kind, value = self.pipes[rank].recv()
         assert kind != "raised", f"rank {rank} raised:\n{value}"
         return value
 
-    def results(self, timeout_s: float = 60.0) -> list[Any]:
+    def results(self, timeout_s: float = 100.0) -> list[Any]:
         return [self.receive(rank, timeout_s) for rank in range(len(self.processes))]
 
     def __enter__(self) -> Ranks:

@@ -31,7 +31,7 @@ from orchestrator.adapters.ray_node import GCS
 from orchestrator.domain.errors import Conflict
 from orchestrator.domain.ids import NodeId
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +54,14 @@ def left_of(state_dir: Path) -> tuple[ProcessId, ...]:
     return marked({CLUSTER_MARK: ray_environment.for_state_dir(state_dir).cluster})
 
 
-def get(url: str, timeout_s: float = 3, body: dict[str, Any] | None = None) -> Any:
+def get(url: str, timeout_s: float = 20, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers_for(url)})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=timeout_s) as answer:
         return json.load(answer)
 
 
-def seconds_until_ready(cluster: LocalCluster, within_s: float = 60) -> float:
+def seconds_until_ready(cluster: LocalCluster, within_s: float = 120) -> float:
     began = time.monotonic()
     while time.monotonic() - began < within_s:
         try:
@@ -84,7 +84,7 @@ def process_of(state_dir: Path, name: str) -> ProcessId:
     return process
 
 
-def process_within(state_dir: Path, name: str, within_s: float = 30) -> ProcessId:
+def process_within(state_dir: Path, name: str, within_s: float = 120) -> ProcessId:
     """It may just be started again."""
     deadline = time.monotonic() + within_s
     while True:
@@ -111,7 +111,7 @@ def test_what_is_killed_is_started_again(cluster: LocalCluster, state_dir: Path,
     seconds_until_ready(cluster)
     victim = process_of(state_dir, name)
     victim.send(signal.SIGKILL)
-    assert wait_for_end([victim], 5)
+    assert wait_for_end([victim], 30)
     began = time.monotonic()
     replaced = process_within(state_dir, name)
     assert replaced.pid != victim.pid
@@ -134,18 +134,20 @@ def test_api_ends_within_seconds_while_a_stream_is_open(cluster: LocalCluster, s
     }
     id = get(f"{cluster.url}/api/v1/jobs", body=job)["id"]
     host, port = cluster.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=15) as reader:
+    with socket.create_connection((host, int(port)), timeout=60) as reader:
         reader.sendall(
             f"GET /api/v1/jobs/{id}/events HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n"
             f"Authorization: Bearer {cluster.token}\r\n\r\n".encode()
         )
         seen = b""
         while b"submitted" not in seen:
-            seen += reader.recv(4096)
+            more = reader.recv(4096)
+            assert more, seen
+            seen += more
         api = process_of(state_dir, API)
         began = time.monotonic()
         api.send(signal.SIGTERM)
-        assert wait_for_end([api], 5), "it still holds on to the stream"
+        assert wait_for_end([api], 30), "it still holds on to the stream"
         print(f"\nAPI with an open stream ended after {time.monotonic() - began:.2f} s")
     seconds_until_ready(cluster)
 
@@ -155,7 +157,7 @@ def test_node_is_added_while_the_head_is_away(cluster: LocalCluster, state_dir: 
     seconds_until_ready(cluster)
     head = process_within(state_dir, GCS)
     head.send(signal.SIGKILL)
-    assert wait_for_end([head], 5)
+    assert wait_for_end([head], 30)
     began = time.monotonic()
     name = cluster.add_node("H100", 1)
     print(f"\nGCS killed -> a node is added after {time.monotonic() - began:.2f} s")
@@ -169,7 +171,7 @@ def test_node_is_added_and_killed(cluster: LocalCluster, state_dir: Path) -> Non
     name = cluster.add_node("H100", 1)
     assert name == "h100-2"
     cluster.kill_node(name)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while {node["id"]: node["status"] for node in get(f"{cluster.url}/api/v1/nodes")}.get(name) not in ("LOST", None):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -218,7 +220,7 @@ def test_down_stops_what_it_started_and_nothing_else_and_up_takes_up_the_jobs(
 ) -> None:
     jobs = [job["id"] for job in get(f"{cluster.url}/api/v1/jobs")["jobs"]]
     assert jobs
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], cwd=state_dir) as bystander:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], cwd=state_dir) as bystander:
         try:
             began = time.monotonic()
             cluster.down()
@@ -243,7 +245,7 @@ def test_up_after_everything_was_killed_cleans_up_and_starts(cluster: LocalClust
     killed += [node.raylet for node in LocalNodes(state_dir).registry().nodes.values()]
     for process in killed:
         process.send(signal.SIGKILL)
-    assert wait_for_end(killed, 5)
+    assert wait_for_end(killed, 30)
     said: list[str] = []
     running = up(state_dir, [NodeSpec("A100", 2)], say=said.append)
     assert "of an earlier cluster are still here" in said[0]

@@ -15,7 +15,9 @@ import textwrap
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -23,7 +25,7 @@ import pytest
 from orchestrator.adapters.local_nodes import LocalNodes, NodeSpec
 from orchestrator.adapters.processes import identify, marked, wait_for_end
 from orchestrator.adapters.ray_cluster import RayCluster
-from orchestrator.adapters.ray_environment import CLUSTER_MARK, NODE_MARK
+from orchestrator.adapters.ray_environment import CLUSTER_MARK, NODE_MARK, pin_resource
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import NotFound, StaleTerm
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Term
@@ -35,6 +37,7 @@ from worker.programs.causal_lm import PROGRAM
 
 pytestmark = pytest.mark.timeout(180)
 
+T = TypeVar("T")
 JOB = JobId("job-1")
 A, H = NodeId("a100-1"), NodeId("h100-1")
 TERM = Term(3)
@@ -87,23 +90,40 @@ def an_opening(node: NodeId, tmp_path: Path, job: JobId = JOB) -> OpenHost:
 
 
 async def open_host(cluster: RayCluster, node: NodeId, tmp_path: Path, job: JobId = JOB) -> None:
-    await cluster.call(job, node, TERM, EffectId(f"open-{node}"), an_opening(node, tmp_path, job))
+    await patiently(lambda: cluster.call(job, node, TERM, EffectId(f"open-{node}"), an_opening(node, tmp_path, job)))
+
+
+async def patiently(ask: Callable[[], Awaitable[T]], within_s: float = 90) -> T:
+    """As a supervisor asks: again where there was no answer, which is no evidence of anything."""
+    async with asyncio.timeout(within_s):
+        while True:
+            try:
+                return await ask()
+            except HostUnreachable as error:
+                print(error)
+                await asyncio.sleep(0.2)
 
 
 async def until(
-    cluster: RayCluster, node: NodeId, wanted: type, job: JobId = JOB, term: Term = TERM, within_s: float = 60
+    cluster: RayCluster, node: NodeId, wanted: type, job: JobId = JOB, term: Term = TERM, within_s: float = 90
 ) -> object:
     after = 0
     async with asyncio.timeout(within_s):
         while True:
-            for envelope in await cluster.poll(job, node, term, after, after, 0.5):
+            for envelope in await patiently(partial(cluster.poll, job, node, term, after, after, 0.5)):
                 after = envelope.number
                 assert not isinstance(envelope.event, HostFailed), envelope.event
                 if isinstance(envelope.event, wanted):
                     return envelope.event
 
 
-async def seen(cluster: RayCluster, done: Callable[[dict[NodeId, Node]], bool], within_s: float = 20) -> float:
+async def holds(is_so: Callable[[], bool], within_s: float = 60) -> None:
+    async with asyncio.timeout(within_s):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def seen(cluster: RayCluster, done: Callable[[dict[NodeId, Node]], bool], within_s: float = 90) -> float:
     began = time.monotonic()
     async with asyncio.timeout(within_s):
         while True:
@@ -186,7 +206,7 @@ def test_host_opens_answers_is_found_again_and_closes(nodes: LocalNodes, tmp_pat
 
     async def second_supervisor(cluster: RayCluster) -> None:
         began = time.monotonic()
-        events = await cluster.poll(JOB, A, Term(TERM + 1), 0, 0, 0.5)
+        events = await patiently(lambda: cluster.poll(JOB, A, Term(TERM + 1), 0, 0, 0.5))
         print(f"\nfound again: {time.monotonic() - began:.2f} s")
         assert any(isinstance(envelope.event, HostOpened) for envelope in events), "not acknowledged, so told again"
         with pytest.raises(StaleTerm):
@@ -195,11 +215,11 @@ def test_host_opens_answers_is_found_again_and_closes(nodes: LocalNodes, tmp_pat
             request = PrepareSeats(generation=Generation(1), devices=())
             await cluster.call(JOB, A, TERM, EffectId("late"), request)
         before = len(marked({CLUSTER_MARK: nodes.environment.cluster, NODE_MARK: A}))
-        await cluster.call(JOB, A, Term(TERM + 1), EffectId("close"), CloseHost())
+        await patiently(lambda: cluster.call(JOB, A, Term(TERM + 1), EffectId("close"), CloseHost()))
         with pytest.raises(HostGone):
             await cluster.poll(JOB, A, Term(TERM + 1), 0, 0, 0.1)
         await cluster.call(JOB, A, Term(TERM + 1), EffectId("close-2"), CloseHost())  # no host: no error
-        assert len(marked({CLUSTER_MARK: nodes.environment.cluster, NODE_MARK: A})) < before
+        await holds(lambda: len(marked({CLUSTER_MARK: nodes.environment.cluster, NODE_MARK: A})) < before)
 
     on(nodes, first_supervisor)
     on(nodes, second_supervisor)
@@ -222,7 +242,7 @@ def test_killed_host_process_is_gone_at_once_and_another_can_be_opened(nodes: Lo
         await asyncio.sleep(0.5)
         await open_host(cluster, H, tmp_path, job)
         await until(cluster, H, HostOpened, job)
-        await cluster.call(job, H, TERM, EffectId("close"), CloseHost())
+        await patiently(lambda: cluster.call(job, H, TERM, EffectId("close"), CloseHost()))
 
     on(nodes, test)
 
@@ -239,27 +259,42 @@ def test_stopped_host_is_unreachable_and_comes_back(nodes: LocalNodes, tmp_path:
         finally:
             os.kill(pid, signal.SIGCONT)
         await until(cluster, H, HostOpened, job)
-        await cluster.call(job, H, TERM, EffectId("close"), CloseHost())
+        await patiently(lambda: cluster.call(job, H, TERM, EffectId("close"), CloseHost()))
 
     on(nodes, test)
 
 
 def test_host_that_is_not_placed_in_time_is_given_up_and_asked_for_anew(nodes: LocalNodes, tmp_path: Path) -> None:
-    """Here because another job has the devices: what matters is that Ray has it nowhere."""
-    first, second = JobId("job-5"), JobId("job-6")
+    """Here because another actor has all of the node: what matters is that Ray has the host nowhere."""
+    job = JobId("job-5")
 
     async def test(cluster: RayCluster) -> None:
-        await open_host(cluster, H, tmp_path, first)
+        import ray
+
+        occupant = await asyncio.to_thread(occupy, H)
         hasty = RayCluster(nodes.registry().address, nodes.environment, open_s=2.0)
         with pytest.raises(HostUnreachable):
-            await open_host(hasty, H, tmp_path, second)
+            await hasty.call(job, H, TERM, EffectId("hasty"), an_opening(H, tmp_path, job))
         with pytest.raises(HostGone):
-            await hasty.poll(second, H, TERM, 0, 0, 0.0)
-        await cluster.call(first, H, TERM, EffectId("close"), CloseHost())
-        await open_host(cluster, H, tmp_path, second)
-        await cluster.call(second, H, TERM, EffectId("close"), CloseHost())
+            await hasty.poll(job, H, TERM, 0, 0, 0.0)
+        ray.kill(occupant)
+        await open_host(cluster, H, tmp_path, job)
+        await patiently(lambda: cluster.call(job, H, TERM, EffectId("close"), CloseHost()))
 
     on(nodes, test)
+
+
+def occupy(node: NodeId) -> Any:
+    """An actor that leaves no room for a host there, once it is there."""
+    import ray
+
+    class Occupant:
+        def is_here(self) -> bool:
+            return True
+
+    actor = ray.remote(num_cpus=0, resources={pin_resource(node): 1})(Occupant).remote()
+    assert ray.get(actor.is_here.remote(), timeout=60)
+    return actor
 
 
 def test_node_is_added_and_killed_with_everything_on_it(nodes: LocalNodes, tmp_path: Path) -> None:
@@ -273,7 +308,7 @@ def test_node_is_added_and_killed_with_everything_on_it(nodes: LocalNodes, tmp_p
         await open_host(cluster, node, tmp_path, job)
         await until(cluster, node, HostOpened, job)
         seats = PrepareSeats(generation=Generation(1), devices=(Device(node, 0), Device(node, 1)))
-        await cluster.call(job, node, TERM, EffectId("seats"), seats)
+        await patiently(lambda: cluster.call(job, node, TERM, EffectId("seats"), seats))
         prepared = await until(cluster, node, SeatsPrepared, job)
         assert isinstance(prepared, SeatsPrepared)
         ranks = [identify(pid) for pid in prepared.pids.values()]
@@ -287,7 +322,7 @@ def test_node_is_added_and_killed_with_everything_on_it(nodes: LocalNodes, tmp_p
         await killing
         print(f"node kill, whole: {(time.perf_counter() - began) * 1000:.1f} ms")
         assert marked({CLUSTER_MARK: nodes.environment.cluster, NODE_MARK: node}) == ()
-        assert wait_for_end([rank for rank in ranks if rank], 1.0), "ranks were left behind"
+        assert wait_for_end([rank for rank in ranks if rank], 30.0), "ranks were left behind"
         lost_s = await seen(cluster, lambda found: found[node].status is NodeStatus.LOST)
         print(f"node kill done -> LOST in nodes(): {lost_s * 1000:.1f} ms")
         with pytest.raises(HostGone):
@@ -318,8 +353,9 @@ def test_killed_node_is_noticed_without_its_provider(nodes: LocalNodes) -> None:
 
 
 def test_an_idle_cluster_has_few_processes(nodes: LocalNodes) -> None:
-    ours = [psutil.Process(process.pid) for process in marked({CLUSTER_MARK: nodes.environment.cluster})]
-    assert len(ours) <= 1 + 3 * (1 + len(nodes.registry().nodes)), [process.cmdline()[:2] for process in ours]
+    """Once what the tests before it have ended is gone."""
+    most = 1 + 3 * (1 + len(nodes.registry().nodes))
+    asyncio.run(holds(lambda: len(marked({CLUSTER_MARK: nodes.environment.cluster})) <= most))
 
 
 def host_pid(cluster: RayCluster, job: JobId, node: NodeId) -> int:

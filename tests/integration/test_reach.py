@@ -9,7 +9,7 @@ from orchestrator.adapters.reach import Contact, Reach
 
 
 async def becomes(reach: Reach, wanted: Contact) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while reach.contact is not wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import resource
-import signal
 import threading
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +99,7 @@ def a_session(
         moves=moves,
         backend=backend,
         progress=watch or Unwatched(),
+        form_timeout_s=60.0,
     )
 
 
@@ -278,6 +278,8 @@ def test_after_an_abort_the_next_generation_forms_in_the_same_processes(backend:
 
 
 def abort_before_open(child: Child, plan: Plan) -> bool:
+    if child.rank == 3:  # takes no part, so that nobody can finish forming
+        child.pipe.recv()
     session = a_session(child, plan)
     session.abort()
     with pytest.raises(Aborted):
@@ -294,7 +296,6 @@ def abort_before_open(child: Child, plan: Plan) -> bool:
 
 def test_abort_may_come_before_or_while_a_session_opens() -> None:
     with Ranks(4, abort_before_open, a_plan(2, 2, tp=1)) as ranks:
-        os.kill(ranks.processes[3].pid, signal.SIGSTOP)  # so that nobody can finish forming
         assert all(ranks.receive(rank) for rank in range(3))
 
 
@@ -337,13 +338,13 @@ def test_a_killed_rank_is_replaced_by_a_new_process_on_the_same_plan() -> None:
             assert ranks.receive(rank) == "open"
         time.sleep(0.2)
         killed = ranks.kill(5)
-        ranks.processes[5].join(10)
+        ranks.processes[5].join(60)
         ranks.start(5, survive, CUBE, 2)
         survivors = [rank for rank in range(8) if rank != 5]
-        time.sleep(0.5)
+        # Whoever is linked with it learns of it by itself, and at once; nobody accuses a survivor.
+        assert wait([ranks.pipes[rank] for rank in survivors], AT_ONCE_S)
         for rank in survivors:
             ranks.pipes[rank].send("closed")
-        # Whoever is linked with it learned of it by itself, and at once; nobody accused a survivor.
         causes = [cause for rank in survivors if (cause := ranks.receive(rank)) is not None]
         assert causes and {rank for rank, _ in causes} == {5}
         assert min(at for _, at in causes) - killed < AT_ONCE_S
@@ -362,8 +363,18 @@ def reopen(child: Child, plan: Plan, backend: str, count: int) -> Any:
         session.close()
         if generation in (20, count):
             gc.collect()
-            counts.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), _resident_kib()))
+            counts.append(_at_rest(*counts))
     return counts
+
+
+def _at_rest(before: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Descriptors, threads, KiB resident; gloo's own threads may take a moment to let go of what they had."""
+    until = time.monotonic() + 20.0
+    while True:
+        found = len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), _resident_kib()
+        if not before or (found[0] <= before[0] and found[1] <= before[1]) or time.monotonic() > until:
+            return found
+        time.sleep(0.05)
 
 
 def _resident_kib() -> int:
@@ -402,5 +413,5 @@ def test_on_gloo_a_killed_peer_is_named_by_its_link() -> None:
         assert ranks.receive(0) == ranks.receive(1) == "open"
         time.sleep(0.1)
         killed = ranks.kill(1)
-        rank, at = ranks.receive(0, 20)
+        rank, at = ranks.receive(0)
     assert rank == 1 and at - killed < AT_ONCE_S

@@ -17,11 +17,13 @@ from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 
 pytestmark = pytest.mark.timeout(240)
+LAYER_S = 0.003
+"""Steps are paced: rounding has not grown beyond the tolerance when the last test is over, however fast the machine."""
 
 
 def test_flipped_bits_are_undone_and_accused_devices_come_back_after_their_self_test(tmp_path: Path) -> None:
     """A bit that flips in memory is known by its own rank; an update that comes out wrong only by the two copies."""
-    spec = a_job(steps=ENDLESS, learning_rate=1e-3)
+    spec = a_job(steps=ENDLESS, learning_rate=1e-3, emulated_layer_s=LAYER_S)
     spec = replace(
         spec,
         parallel=ParallelSpec(tp=1, pp=1, dp=2),  # two of four devices: the others take over
@@ -60,7 +62,9 @@ def test_flipped_bits_are_undone_and_accused_devices_come_back_after_their_self_
             until = told.index("generation_closing", hits[-1])
             saved = [int(one.message.split()[3]) for one in rig.history[:until] if one.type == "checkpoint"]
             sound = max(step for step in saved if step < hit)
-            assert update.source.endswith(f"from the checkpoint of step {sound}")
+            words, _, restored = update.source.rpartition(" ")
+            # One more may have been committed while the generation closed.
+            assert words.endswith("from the checkpoint of step") and sound <= int(restored) < hit
             assert 0 <= update.rolled_back <= hit - sound
             assert told.count("quarantined") == 3 and told.count("released") == 3
             quarantine = await rig.store.quarantine()

@@ -18,12 +18,14 @@ from worker.reference import run
 
 pytestmark = pytest.mark.timeout(240)
 STEPS_AFTER = 5
+LAYER_S = 0.003
+"""Steps are paced: rounding has not grown beyond the tolerance when the spare is ready, however fast the machine."""
 
 
 def test_a_lost_node_is_replaced_by_the_spare_and_the_curve_is_the_same(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with a_rig(tmp_path, num_nodes=3, num_devices=1) as rig:
-            spec = a_job(steps=100_000)
+            spec = a_job(steps=100_000, emulated_layer_s=LAYER_S)
             spec = replace(
                 spec,
                 parallel=ParallelSpec(tp=1, pp=1, dp=2),

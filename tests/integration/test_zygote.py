@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -59,7 +60,11 @@ def is_running(pid: int) -> bool:
 
 
 def open_files(pid: int) -> list[str]:
-    return sorted(str(fd.readlink()).split(":")[0] for fd in Path(f"/proc/{pid}/fd").iterdir())
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(str(fd.readlink()).split(":")[0])
+    return sorted(found)
 
 
 def memory_files(pid: int) -> set[int]:
@@ -107,7 +112,7 @@ def test_forks_hold_only_their_own_and_their_ends_are_told(tmp_path: Path) -> No
                 assert heard.pop() == {"kind": "exited", "pid": pid, "code": -signal.SIGKILL}
                 assert seat.page.look().pid == pid  # read from a dead rank
                 seat.close()
-            assert open_files(zygote.pid) == at_rest
+            await until(lambda: open_files(zygote.pid) == at_rest)
             assert len(list(Path(f"/proc/{zygote.pid}/task").iterdir())) == 1
         finally:
             zygote.kill()
@@ -162,7 +167,7 @@ def test_nothing_outlives_a_host_that_dies(tmp_path: Path, how: signal.Signals) 
             assert len(pids) == 3 and all(map(is_running, pids))
         finally:
             host.send_signal(how)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(map(is_running, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.005)

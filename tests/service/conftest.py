@@ -20,11 +20,11 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=served.url, trust_env=False) as client:
+    with httpx2.Client(base_url=served.url, trust_env=False, timeout=60) as client:
         yield client
 
 
 @pytest.fixture
 def client(served: Served) -> Iterator[Client]:
-    with Client(served.url, retry_s=2) as client:
+    with Client(served.url, retry_s=30) as client:
         yield client

@@ -79,7 +79,10 @@ def test_the_page_of_a_watched_job_follows_what_happens_to_it_and_not_every_step
 def test_a_reader_that_fell_behind_is_told_of_the_gap(tmp_path: Any) -> None:
     with serve(tmp_path, desk=PlayedDesk(history_cap=1, steps_cap=2)) as served:
         running(served, steps=5)
-        with httpx2.Client(base_url=served.url, trust_env=False) as http, live(http, watch=[f"{JOB}:1"]) as told:
+        with (
+            httpx2.Client(base_url=served.url, trust_env=False, timeout=60) as http,
+            live(http, watch=[f"{JOB}:1"]) as told,
+        ):
             assert until(told, "gap")[-1].data["resumes_at"] == "5"
 
 

@@ -66,9 +66,9 @@ def test_a_job_is_awaited_while_its_steps_stream(served: Served) -> None:
 
 def test_a_handle_streams_waits_and_shows_itself_in_a_notebook(served: Served, client: Client) -> None:
     running(served, steps=1)
-    timer = finish_soon(served)
     job = client.attach(JOB)
     assert "<td>RUNNING</td>" in job._repr_html_() and JOB in repr(job)
+    timer = finish_soon(served)
     assert [step.step for step in job.stream_metrics()] == [1, 2]
     timer.join()
     assert job.wait().succeeded
@@ -99,7 +99,7 @@ def test_a_stream_goes_on_through_a_restart_of_the_server(tmp_path: Path) -> Non
 
     async def scenario() -> list[int]:
         seen: list[int] = []
-        async with AsyncClient(first.url, retry_s=10) as client:
+        async with AsyncClient(first.url, retry_s=60) as client:
             async for step in client.attach(JOB).stream_metrics():
                 seen.append(step.step)
                 if step.step == 2:
@@ -113,10 +113,10 @@ def test_a_stream_goes_on_through_a_restart_of_the_server(tmp_path: Path) -> Non
         found: list[list[int]] = []
         reader = threading.Thread(target=lambda: found.append(asyncio.run(scenario())))
         reader.start()
-        assert reached.wait(10)
+        assert reached.wait(60)
         first.stop()
     with serve(tmp_path, port=port, desk=first.desk) as second:
         second.desk.step(JOB, 3.0)
         second.desk.become(JOB, Succeeded(at=NOW), "succeeded", "done")
-        reader.join(20)
+        reader.join(60)
         assert found == [[1, 2, 3]]

@@ -85,7 +85,7 @@ def test_a_stream_ends_with_what_it_was_opened_with(server: Guarded, by: str) ->
         owner.revoke_token("tok-ci")
         began = time.monotonic()
         for _ in lines:
-            assert time.monotonic() - began < 5, "it goes on"
+            assert time.monotonic() - began < 60, "it goes on"
 
 
 def test_a_token_runs_out(server: Guarded) -> None:

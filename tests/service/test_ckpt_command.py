@@ -157,14 +157,14 @@ def test_a_checkpoint_that_is_asked_for_is_waited_for_and_a_job_that_ends_withou
         eventually(lambda: len(served.desk.asked) == 1)
         assert not asked.done()
         served.desk.change(served.desk.record("job-1"), checkpoint=made)
-        result = asked.result(10)
+        result = asked.result(60)
         assert result.exit_code == 0, result.output
         said = json.loads(result.stdout)
         assert (said["step"], said["tier"], said["local"]) == (7, "local+shared", ["n0"])
         asked = pool.submit(ask, served)
         eventually(lambda: len(served.desk.asked) == 2)
         served.desk.change(served.desk.record("job-1"), state=Failed(at=NOW, message="it is over"))
-        result = asked.result(10)
+        result = asked.result(60)
         assert result.exit_code == 3 and "has made no checkpoint since" in result.stderr
 
 

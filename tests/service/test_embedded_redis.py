@@ -36,7 +36,7 @@ def embedded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Embedde
 def client(server: EmbeddedRedis, password: str | None = None) -> redis.Redis:
     address, once = server.address, Retry(NoBackoff(), 0)
     return redis.Redis(
-        host=address.host, port=address.port, password=password or address.password, socket_timeout=2, retry=once
+        host=address.host, port=address.port, password=password or address.password, socket_timeout=30, retry=once
     )
 
 
@@ -49,7 +49,7 @@ def test_killed_server_keeps_its_address_and_every_acknowledged_write(embedded: 
     process = embedded.process
     assert process is not None
     process.send(signal.SIGKILL)
-    assert wait_for_end([process], 5)
+    assert wait_for_end([process], 30)
     assert embedded.process is None
     assert embedded.start() == first
     with client(embedded) as after:

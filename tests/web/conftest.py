@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from api.client import Client
 from api.dashboard import BUILT
@@ -16,6 +16,9 @@ from deploy.local import LocalCluster, up
 from orchestrator.adapters.local_nodes import parse_nodes
 
 NODES = "A100:2,A100:2,H100:2"
+PATIENCE_MS = 60_000
+"""For whatever comes by itself: a page, a word, a state. It says nothing of how soon that should be."""
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def browser() -> Iterator[Browser]:
 def tabs(browser: Browser, cluster: LocalCluster) -> Iterator[BrowserContext]:
     """One browser as far as storage and workers go; nothing that it opens may complain."""
     context = browser.new_context(base_url=cluster.url, viewport={"width": 1280, "height": 900}, color_scheme="light")
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(PATIENCE_MS)
     assert context.request.post("/api/v1/session", data={"token": cluster.token}).ok, "signed in, with a cookie of its own"
     complaints: list[str] = []
     context.on("weberror", lambda error: complaints.append(str(error.error)))

@@ -23,7 +23,7 @@ from deploy.settings import Places
 from tests.served import eventually
 from tests.tiny_job import TEXT, TinyJob
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 FOREVER = 1_000_000
 
 
@@ -47,11 +47,11 @@ def test_a_job_is_submitted_watched_through_a_recovery_and_scaled(
     page.get_by_role("button", name="Submit", exact=True).click()
     expect(page).to_have_url(re.compile(r"/jobs/job-\w+$"))
     job = TinyJob(client, page.url.rpartition("/")[2])
-    expect(page.get_by_role("heading", level=1)).to_contain_text("running", timeout=60_000)
+    expect(page.get_by_role("heading", level=1)).to_contain_text("running")
     expect(page.get_by_role("img", name=re.compile("^Loss: from"))).to_be_visible()
 
     page.get_by_role("link", name="Cluster map").click()
-    expect(page.get_by_role("heading", name="Generation 1: tp1 × pp1")).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile(r"Generation \d+: tp1 × pp1"))).to_be_visible()
     page.get_by_role("img", name=re.compile("Devices of 3 nodes")).press("ArrowRight")
     expect(page.locator(".chosen")).to_contain_text("trains: rank")
 
@@ -60,10 +60,10 @@ def test_a_job_is_submitted_watched_through_a_recovery_and_scaled(
     page.get_by_role("link", name="Nodes").click()
     page.get_by_role("button", name=f"Kill {victim}").click()
     page.get_by_role("dialog").get_by_role("button", name="Kill").click()
-    expect(page.locator("tr", has_text=victim).get_by_text("lost")).to_be_visible(timeout=30_000)
+    expect(page.locator("tr", has_text=victim).get_by_text("lost")).to_be_visible()
     page.goto(f"/jobs/{job.id}/incidents")
-    recovery = page.locator(".incident", has_text="Recovery 1: node lost")
-    expect(recovery.locator(".pause")).to_contain_text("pause", timeout=60_000)
+    recovery = page.locator(".incident", has_text=re.compile(r"Recovery \d+: node lost"))
+    expect(recovery.locator(".pause")).to_contain_text("pause")
     expect(recovery.get_by_role("table", name="Phases of the pause")).to_contain_text("first step")
     expect(recovery).to_contain_text("no committed step lost")
     page.get_by_role("link", name="Cluster map").click()
@@ -73,7 +73,7 @@ def test_a_job_is_submitted_watched_through_a_recovery_and_scaled(
     page.get_by_role("button", name="Scale").click()
     page.get_by_role("spinbutton", name="Devices").fill("2")
     page.get_by_role("dialog").get_by_role("button", name="Scale").click()
-    expect(page.locator(".reason").first).to_contain_text("on 2 devices", timeout=60_000)
+    expect(page.locator(".reason").first).to_contain_text("on 2 devices")
     page.get_by_role("link", name="Events and logs").click()
     expect(page.locator(".events li").first).to_be_visible()
 
@@ -88,16 +88,16 @@ def test_a_lost_server_is_said_and_what_it_did_meanwhile_is_caught_up(
     before = job.view().step
     os.kill(server.pid, signal.SIGSTOP)  # its connections stay open, and nothing comes
     try:
-        expect(page.get_by_role("alert")).to_contain_text("Connection lost", timeout=10_000)
+        expect(page.get_by_role("alert")).to_contain_text("Connection lost")
         expect(page.locator(".link")).to_have_text("stale")
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    expect(page.locator(".link")).to_have_text("live", timeout=20_000)
+    expect(page.locator(".link")).to_have_text("live")
     expect(page.get_by_role("alert")).to_have_count(0)
     page.get_by_text(re.compile("steps as a table")).click()
     trained = job.view().step
     assert trained > before, "training went on without the server"
-    eventually(lambda: _steps(page)[0] >= trained, 20)
+    eventually(lambda: max(_steps(page), default=0) >= trained, 60)
     steps = _steps(page)
     assert steps == list(range(steps[0], steps[0] - len(steps), -1)), "none is missing"
 
@@ -109,10 +109,10 @@ def test_eight_tabs_are_told_over_one_stream(tabs: BrowserContext, cluster: Loca
         one.goto(path)
     for one in pages:
         expect(one.locator(".link")).to_have_text("live")
-    with httpx2.Client(base_url=cluster.url, trust_env=False, headers=headers_for(cluster.url)) as http:
-        eventually(lambda: "everstep_event_stream_clients 1.0" in http.get("/metrics").text, 20)
+    with httpx2.Client(base_url=cluster.url, trust_env=False, timeout=60, headers=headers_for(cluster.url)) as http:
+        eventually(lambda: "everstep_event_stream_clients 1.0" in http.get("/metrics").text, 60)
     seen = _step(pages[2])
-    eventually(lambda: _step(pages[2]) > seen and _step(pages[6]) > seen, 20)
+    eventually(lambda: _step(pages[2]) > seen and _step(pages[6]) > seen, 60)
 
 
 def test_nothing_on_any_page_keeps_people_out(page: Page, job: TinyJob, axe: str) -> None:
@@ -144,7 +144,7 @@ def test_a_job_is_cancelled_once_that_is_confirmed(page: Page, job: TinyJob) -> 
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.get_by_role("button", name="Cancel job").click()
     page.get_by_role("button", name="Cancel the job").click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("cancelled", timeout=60_000)
+    expect(page.get_by_role("heading", level=1)).to_contain_text("cancelled")
     expect(page.get_by_role("button", name="Cancel job")).to_have_count(0)
 
 
