@@ -8,6 +8,7 @@ from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from orchestrator.domain.kinds import table
 from orchestrator.ports import Desk, Foreseer, Keyring
 
 from . import dashboard, problems, views
@@ -61,10 +62,10 @@ def create_app(
     app.state.desk = desk
     app.state.settings = settings
     app.state.foreseer = foreseer
-    app.state.lookout = Lookout(desk)
+    app.state.lookout = Lookout(desk, settings.kinds)
     app.state.keyring = keyring
     app.state.identities = known = Identities(keyring, settings.local_digest, time.time) if keyring is not None else None
-    app.state.metrics = Metrics(settings.version, settings.max_metric_jobs)
+    app.state.metrics = Metrics(settings.version, settings.max_metric_jobs, table(settings.kinds))
     problems.install(app)
     # streams before jobs: /jobs/{job_id}/events is the longer path.
     for part in (streams, bulk, jobs, checkpoints, faults, nodes, queue, plans, live, access, schemas, health):

@@ -12,6 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from orchestrator.domain.kinds import DeviceKind
+
+from .kind_rows import KindSection, rows
+from .schemas import Name
 from .settings import ApiSettings
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -132,6 +136,8 @@ class Config(Section):
     ray: RaySection = RaySection()
     supervisor: SupervisorSection = SupervisorSection()
     local: LocalSection = LocalSection()
+    kinds: Annotated[dict[Name, KindSection], Field(max_length=64)] = Field(default_factory=dict)
+    """Kinds of device besides those that everybody knows, or other figures for these, by name."""
     log: LogSection = LogSection()
 
     @property
@@ -141,7 +147,12 @@ class Config(Section):
 
     def api_settings(self, version: str) -> ApiSettings:
         own = {name: getattr(self.api, name) for name in type(self.api).model_fields if name in ApiSettings.__slots__}
-        return ApiSettings(state_dir=self.root, version=version, **own)
+        return ApiSettings(state_dir=self.root, version=version, kinds=self.rows, **own)
+
+    @property
+    def rows(self) -> tuple[DeviceKind, ...]:
+        """Of kinds of device."""
+        return rows(self.kinds, "the configuration")
 
 
 def is_loopback(host: str) -> bool:

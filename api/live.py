@@ -23,6 +23,7 @@ from orchestrator.domain.access import LOCAL, Principal
 from orchestrator.domain.errors import EverstepError, NotFound, Refused
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.ids import JobId
+from orchestrator.domain.kinds import DeviceKind
 from orchestrator.ports import Desk, Gap
 
 from . import projections, views
@@ -60,8 +61,10 @@ def places(text: str) -> dict[JobId, str]:
 class Lookout:
     """What jobs and nodes look like now, looked at once for all streams, and only while there are any."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, kinds: tuple[DeviceKind, ...] = ()) -> None:
+        """kinds: of device, besides those that everybody knows."""
         self._desk = desk
+        self._kinds = kinds
         self._jobs: dict[str, views.JobSummary] = {}
         self._nodes: list[views.NodeView] = []
         self._looked_at = 0.0
@@ -76,7 +79,8 @@ class Lookout:
                 self._jobs = {one.id: projections.summary(one, line.get(one.id)) for one in page.jobs}
                 held, cordons = await self._desk.quarantine(), await self._desk.cordons()
                 admissions = await self._desk.admissions()
-                self._nodes = [projections.node(one, held, cordons, admissions) for one in await self._desk.nodes()]
+                nodes = await self._desk.nodes()
+                self._nodes = projections.nodes(nodes, held, cordons, admissions, self._kinds)
                 self._looked_at = time.monotonic()
             return self._jobs, self._nodes
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.domain.cluster import KINDS
 from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import JobRecord, JobStatus
+from orchestrator.domain.kinds import KINDS, Kinds
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
 
@@ -49,8 +49,9 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
 class Metrics:
-    def __init__(self, version: str, max_jobs: int) -> None:
+    def __init__(self, version: str, max_jobs: int, table: Kinds = KINDS) -> None:
         self._max_jobs = max_jobs
+        self._table = table
         self._registry = registry = CollectorRegistry()
         build = Gauge("everstep_build_info", "Always 1; its label says which build.", ["version"], registry=registry)
         build.labels(version).set(1)
@@ -96,12 +97,12 @@ class Metrics:
         for gauge in self._per_job_gauges.values():
             gauge.clear()
         for record in active:
-            for name, value in job_series(record, kinds, now).items():
+            for name, value in job_series(record, kinds, now, self._table).items():
                 if value is not None:
                     self._per_job_gauges[name].labels(record.id).set(value)
 
 
-def job_series(record: JobRecord, kinds: Mapping[NodeId, str], now: float) -> dict[str, float | None]:
+def job_series(record: JobRecord, kinds: Mapping[NodeId, str], now: float, table: Kinds = KINDS) -> dict[str, float | None]:
     """One value for each of JOB_SERIES; None where nobody knows."""
     shown = projections.job(record, now)
     answer = record.last_answer
@@ -119,7 +120,7 @@ def job_series(record: JobRecord, kinds: Mapping[NodeId, str], now: float) -> di
         "step_seconds": record.typical_step_s,
         "step_seconds_spread": steps[-1] - steps[0] if len(steps) > 1 else None,
         "slowest_rank_ratio": max([1.0, *slow]),
-        "mfu_ratio": _mfu(record, shown.tokens_per_s, kinds),
+        "mfu_ratio": _mfu(record, shown.tokens_per_s, kinds, table),
         "goodput_ratio": shown.goodput.share if shown.goodput else None,
         "devices": len(shown.plan.seats) if shown.plan and shown.status == JobStatus.RUNNING else 0,
         "checkpoint_age_seconds": max(0.0, now - since) if saves and since is not None else None,
@@ -128,12 +129,12 @@ def job_series(record: JobRecord, kinds: Mapping[NodeId, str], now: float) -> di
     }
 
 
-def _mfu(record: JobRecord, tokens_per_s: float | None, kinds: Mapping[NodeId, str]) -> float | None:
+def _mfu(record: JobRecord, tokens_per_s: float | None, kinds: Mapping[NodeId, str], table: Kinds) -> float | None:
     """Of the published bf16 rate of the plan's devices, 6 operations per parameter and token: attention's are left out."""
     plan = projections.current_plan(record)
     if tokens_per_s is None or record.profile is None or plan is None:
         return None
-    known = [KINDS.get(kinds.get(device.node, "")) for device in plan[1].devices]
+    known = [table.get(kinds.get(device.node, "")) for device in plan[1].devices]
     peak = sum(kind.bf16_tflops * 1e12 for kind in known if kind is not None)
     return 6 * record.profile.num_params * tokens_per_s / peak if None not in known and peak else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -30,9 +30,11 @@ from orchestrator.domain.job import (
     Starting,
     Succeeded,
 )
+from orchestrator.domain.kinds import DeviceKind
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting, WaitReason
+from orchestrator.domain.rows import corrected, words
 from orchestrator.domain.status import RESIZES, aside_of, reason_of, status_of
 from orchestrator.ports import Gap
 
@@ -165,13 +167,28 @@ def gap(id: str, item: Gap) -> views.GapView:
     return views.GapView(id=id, resumes_at=item.resumes_at)
 
 
+def nodes(
+    items: Iterable[Node],
+    quarantine: Collection[Quarantine],
+    cordons: Collection[Cordon],
+    admissions: Collection[Admission],
+    configured: Iterable[DeviceKind] = (),
+) -> list[views.NodeView]:
+    """configured: kinds of device besides those that everybody knows."""
+    items = tuple(items)
+    rows = corrected(configured, {item.id: item.kind for item in items}, admissions)
+    said = {row.name: words(row) for row in rows}
+    return [node(item, quarantine, cordons, admissions, said.get(item.kind, "")) for item in items]
+
+
 def node(
     item: Node,
     quarantine: Iterable[Quarantine] = (),
     cordons: Iterable[Cordon] = (),
     admissions: Iterable[Admission] = (),
+    counts_as: str = "",
 ) -> views.NodeView:
-    """quarantine, cordons, admissions: of the whole cluster."""
+    """quarantine, cordons, admissions: of the whole cluster. counts_as: of its kind, where benchmarks corrected that."""
     admission = next((one for one in admissions if one.node == item.id), None)
     cordon = next((one for one in cordons if one.node == item.id), None)
     return views.NodeView(
@@ -184,7 +201,7 @@ def node(
         quarantine=tuple(_quarantine(one) for one in quarantine if one.device.node == item.id),
         admission=admission.standing.value if admission else "unchecked",
         admission_reason=admission.why if admission else "",
-        checked=admission.said if admission else "",
+        checked="; ".join(filter(None, (admission.said if admission else "", counts_as))),
         scheduling=_scheduling(cordon),
         removed=cordon is not None and cordon.removes,
         deadline=instant(cordon.deadline) if cordon and cordon.deadline is not None else None,

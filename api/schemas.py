@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
 from orchestrator.domain.checkpoint import LONGEST_JOURNAL
-from orchestrator.domain.cluster import KINDS
 from orchestrator.domain.codec import decode
 from orchestrator.domain.errors import FieldProblem, Refused
+from orchestrator.domain.kinds import KINDS, Kinds
 from orchestrator.domain.queue import MAX_PRIORITY
 from orchestrator.domain.size import Size
 from orchestrator.domain.spec import (
@@ -309,20 +309,20 @@ def _too_high(field: str, value: float, message: str, most: float) -> FieldProbl
 # --- commands ------------------------------------------------------------------------------------------------------------
 
 
-def _known_kind(kind: str) -> str:
-    if kind not in KINDS:
-        near = did_you_mean(kind.upper(), KINDS)
-        raise ValueError(f"must be one of {', '.join(KINDS)}{near}")
-    return kind
-
-
 class AddNodeRequest(Request):
-    kind: Annotated[str, AfterValidator(_known_kind), Field(json_schema_extra={"allowed": ", ".join(KINDS)})]
+    kind: Annotated[str, Field(json_schema_extra={"allowed": f"{', '.join(KINDS)}, or one of the configuration"})]
     num_devices: Annotated[Whole, Field(ge=1, le=64)] = 2
     labels: Annotated[dict[LabelWord, LabelWord], Field(max_length=16)] = Field(default_factory=dict)
     """`rack` and `switch` name failure domains: mirrors keep out of their owner's."""
     count: Annotated[Whole, Field(ge=1, le=64)] = 1
     """Nodes of this kind."""
+
+    def refuse_unless(self, kinds: Kinds) -> None:
+        """Raises Refused for a kind that is not among these."""
+        if self.kind not in kinds:
+            allowed = ", ".join(kinds)
+            said = f"kind is {self.kind!r}: must be one of {allowed}{did_you_mean(self.kind.upper(), kinds)}"
+            raise Refused(said, (FieldProblem(field="kind", value=self.kind, message=said, allowed=allowed),))
 
 
 class DrainRequest(Request):

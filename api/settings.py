@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.domain.kinds import DeviceKind
+
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -37,6 +39,8 @@ class ApiSettings:
     """Wrong tokens from one address, in the long run,"""
     mistakes_burst: float = 30.0
     """and at once; beyond it only who is known there is answered."""
+    kinds: tuple[DeviceKind, ...] = ()
+    """Of device, that the configuration adds or describes otherwise."""
     local_digest: str = ""
     """Hash of the state folder's own token; "": there is none."""
 

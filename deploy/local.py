@@ -140,6 +140,8 @@ def _start(places: Places, specs: Sequence[NodeSpec], port: int, address: str, c
     _start_keeper(places, port, chaos)
     nodes.start(specs, address=address, storage=storage)
     say(f"nodes      {', '.join(nodes.registry().nodes) or 'none'} after {time.monotonic() - began:.1f} s")
+    if address != LOOPBACK:
+        say(f"machines   join by: everstep join {nodes.registry().address} --token-file {nodes.environment.token_file}")
     return _serve(places, f"http://{LOOPBACK}:{port}", len(specs), began, say)
 
 

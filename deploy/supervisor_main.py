@@ -16,7 +16,9 @@ import structlog
 
 from api.config import Config
 from orchestrator.adapters.checkpoints import FolderCheckpoints
+from orchestrator.adapters.joined_nodes import JoinedNodes, Providers
 from orchestrator.adapters.local_nodes import LocalNodes
+from orchestrator.adapters.mailbox import Mailbox
 from orchestrator.adapters.plan_process import ThreadPlanner
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.ray_cluster import RayCluster
@@ -61,7 +63,7 @@ async def serve(config: Config) -> None:
     world = World(
         store=MeteredStore(store),
         cluster=MeteredCluster(cluster),
-        provider=nodes,
+        provider=Providers(nodes, JoinedNodes(Mailbox(address))),
         prober=SubprocessProber(),
         planner=ThreadPlanner(ignores_kinds=bool(os.environ.get(IGNORES_KINDS))),
         checkpoints=FolderCheckpoints(str(state_dir)),
@@ -71,7 +73,9 @@ async def serve(config: Config) -> None:
     holder = config.supervisor.holder or f"{socket.gethostname()}:{state_dir}"
     kept = config.supervisor
     retention = Retention(kept_s=kept.keep_days * DAY_S, kept_jobs=kept.keep_jobs, archived_s=kept.archive_days * DAY_S)
-    supervisor = Supervisor(world=world, root=str(state_dir), holder=holder, checks=True, retention=retention)
+    supervisor = Supervisor(
+        world=world, root=str(state_dir), holder=holder, checks=True, retention=retention, rows=config.rows
+    )
     if config.supervisor.metrics_port is not None:
         metrics.serve(config.supervisor.metrics_host, config.supervisor.metrics_port, Places(state_dir))
     log.info("supervisor_started", pid=os.getpid(), ray=address)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.domain.cluster import EMULATED_FORWARD, speed_of
+from orchestrator.domain.cluster import EMULATED_FORWARD
 
 _pretended_s = 0.0
 _delayed_s = 0.0
@@ -38,14 +38,14 @@ def delay(seconds: float) -> None:
 class Pace:
     """layer_s: seconds that a layer takes for one micro-batch, both ways, on a device of speed 1; 0: no pretence.
 
-    kind: of the device that is stood for; layers: of this stage; tp: ranks among which each is split.
+    speed: of the device that is stood for, of an A100's; layers: of this stage; tp: ranks among which each is split.
 
     The device works through what it is given without a gap, as an accelerator does behind its queue: what this thread
     does in between, and how late it is woken on a busy machine, is made up for by the next piece of work.
     """
 
-    def __init__(self, layer_s: float, kind: str, layers: int, tp: int) -> None:
-        whole_s = layer_s * layers / tp / speed_of(kind) if layer_s else 0.0
+    def __init__(self, layer_s: float, speed: float, layers: int, tp: int) -> None:
+        whole_s = layer_s * layers / tp / speed if layer_s else 0.0
         self._forward_s = whole_s * EMULATED_FORWARD
         self._backward_s = whole_s - self._forward_s
         self._free_at = 0.0

@@ -46,7 +46,7 @@ CPU = torch.device("cpu")
 
 
 class Trainer:
-    """me: the device this process is bound to, where it takes a seat; device: what tensors are on; kind: its pretence.
+    """me: the device this process is bound to, where it takes a seat; device: what tensors are on; speed: its pretence.
 
     tokens: the whole text, uint8; snapshots: takes what is to be saved.
     """
@@ -61,7 +61,7 @@ class Trainer:
         progress: Progress,
         snapshots: Snapshots,
         device: torch.device = CPU,
-        kind: str = "",
+        speed: float = 1.0,
     ) -> None:
         self._spec = spec
         self._profile = profile
@@ -69,7 +69,7 @@ class Trainer:
         self._progress = progress
         self._snapshots = snapshots
         self._kept = Kept(spec, profile, program, me, device)
-        self._workbench = Workbench(spec, profile, program, tokens, device, kind)
+        self._workbench = Workbench(spec, profile, program, tokens, device, speed)
         self._feeders = Feeders(me, spec.recovery.copy_mb_s * 1e6)
         self._copies: Copies | None = None
         self._stint: Stint | None = None

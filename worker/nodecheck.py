@@ -29,6 +29,7 @@ from orchestrator.domain import codec
 from orchestrator.domain.admission import Checked
 
 from .child import of_one_thread
+from .outcome import Outcome
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,24 +75,32 @@ def main() -> None:
 def check(order: CheckOrder) -> Checked:
     wrong: list[str] = []
     said: list[str] = []
-    product_s, tflops = _devices(order.num_devices, wrong, said)
+    untried: list[str] = []
+    product_s, tflops = _devices(order.num_devices, wrong, untried, said)
     _disk(Path(order.folder), wrong, said)
     pair_wrong = ""
     if order.meeting is None:
         said.append(f"no sum with a peer, because {order.alone}")
     else:
         pair_wrong = _pair(order.meeting, said)
-    return Checked(wrong=tuple(wrong), pair_wrong=pair_wrong, said="; ".join(said), product_s=product_s, tflops=tflops)
+    return Checked(
+        wrong=tuple(wrong),
+        untried=tuple(untried),
+        pair_wrong=pair_wrong,
+        said="; ".join(said),
+        product_s=product_s,
+        tflops=tflops,
+    )
 
 
 # --- devices --------------------------------------------------------------------------------------------------------------
 
 
-def _devices(num_devices: int, wrong: list[str], said: list[str]) -> tuple[float, float]:
+def _devices(num_devices: int, wrong: list[str], untried: list[str], said: list[str]) -> tuple[float, float]:
     """Seconds of a product on the processor, and the rate of the slowest accelerator; 0.0 for what there is none of."""
     real = min(num_devices, len(list(Path("/dev").glob("nvidia[0-9]*"))))
     if real:
-        return 0.0, _accelerators(real, wrong, said)
+        return 0.0, _accelerators(real, wrong, untried, said)
     seconds = min(_product(seed, wrong) for seed in range(ROUNDS))
     said.append(f"products of matrices are right, {seconds * 1e3:.3g} ms each" if not wrong else "products were tried")
     return seconds, 0.0
@@ -112,32 +121,31 @@ def _product(seed: int, wrong: list[str]) -> float:
     return seconds
 
 
-def _accelerators(count: int, wrong: list[str], said: list[str]) -> float:
+def _accelerators(count: int, wrong: list[str], untried: list[str], said: list[str]) -> float:
     with ThreadPoolExecutor(count) as pool:
         answers = list(pool.map(_selftest, range(count)))
-    for index, (passed, message, _) in enumerate(answers):
-        if passed is None:
-            said.append(f"device {index}: {message}")
-        elif not passed:
-            wrong.append(f"device {index}: {message}")
-    tested = [tflops for passed, _, tflops in answers if passed is not None]
+    lists = {Outcome.WRONG: wrong, Outcome.UNUSABLE: untried, Outcome.BUSY: said}
+    for index, (outcome, message, _) in enumerate(answers):
+        if outcome in lists:
+            lists[outcome].append(f"device {index}: {message}")
+    tested = [tflops for outcome, _, tflops in answers if outcome in (Outcome.PASSED, Outcome.WRONG)]
     rate = min(tested, default=0.0)
     said.append(f"{len(tested)} accelerators were tested, the slowest at {rate:.3g} TFLOP/s")
     return rate
 
 
-def _selftest(index: int) -> tuple[bool | None, str, float]:
-    """Whether it passed, None where that could not be tried; what it said; its rate."""
+def _selftest(index: int) -> tuple[Outcome, str, float]:
+    """What came of it, in words too, and the device's rate."""
     command = [sys.executable, "-m", "worker.selftest", str(index)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=SELFTEST_S, env=of_one_thread(os.environ))
         answer = json.loads(done.stdout)
-        passed = bool(answer["passed"]) if answer.get("tried", True) else None
-        return passed, str(answer["message"]), float(answer.get("tflops", 0.0))
+        return Outcome(answer["outcome"]), str(answer["message"]), float(answer.get("tflops", 0.0))
     except subprocess.TimeoutExpired:
-        return False, f"the self-test did not end within {SELFTEST_S:g} s", 0.0
+        words = f"its self-test did not end within {SELFTEST_S:g} s; see what keeps that machine or device busy"
+        return Outcome.UNUSABLE, words, 0.0
     except (ValueError, KeyError, TypeError):
-        return False, f"the self-test ended with exit code {done.returncode} and said nothing", 0.0
+        return Outcome.WRONG, f"the self-test ended with exit code {done.returncode} and said nothing", 0.0
 
 
 # --- disk -----------------------------------------------------------------------------------------------------------------

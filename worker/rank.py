@@ -26,6 +26,7 @@ import torch
 
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation
+from orchestrator.domain.kinds import speed_of
 
 from .birth import Inherited, Job, settle_in
 from .checkpoint.tray import Tray
@@ -125,7 +126,7 @@ class _Rank:
             progress=progress,
             snapshots=Tray(self._slots, self._me, device.torch_device, self._say, self._orders.is_closed),
             device=device.torch_device,
-            kind=order.kind,
+            speed=order.speed or speed_of(order.kind),
         )
         return Member(
             job=self._job,

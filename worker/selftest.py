@@ -5,7 +5,7 @@
     memory    patterns written, left, and read again
 
 Each answer comes from another formula than the question, so that one wrong unit does not agree with itself.
-`python -m worker.selftest INDEX` prints {"passed": ..., "tried": ..., "message": ..., "tflops": ...}. It knows nothing of
+`python -m worker.selftest INDEX` prints {"outcome": ..., "passed": ..., "message": ..., "tflops": ...}. It knows nothing of
 jobs, nor of why it is asked.
 """
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .outcome import Outcome
 from .parallel.device import CudaDevice, device_of
 from .parallel.optimizer import root_
 
@@ -29,6 +30,8 @@ LIMIT = 127
 LARGE = 4096
 ELEMENTS = 1 << 18
 MEMORY_BYTES = 64 << 20
+REFUSALS = ("busy or unavailable", "device is unavailable", "exclusive")
+"""In what CUDA says where a device is in a compute mode that keeps this process out."""
 _PATTERNS = (0, -1, 0x55555555, -0x55555556)
 """Words: all zeros, all ones, and alternating bits both ways."""
 
@@ -75,24 +78,30 @@ def rate(device: torch.device) -> float:
 def main() -> None:
     index = int(sys.argv[1])
     device = device_of("cuda" if torch.cuda.is_available() else "cpu", index)
-    device.activate()
     wrong: tuple[str, ...] = ()
-    is_tried, tflops = True, 0.0
+    untried, tflops = "", 0.0
+    outcome = Outcome.PASSED
     try:
+        device.activate()
         wrong = examine(device.torch_device)
         if isinstance(device, CudaDevice) and not wrong:
             tflops = rate(device.torch_device)
     except torch.OutOfMemoryError:  # it is in use, and that says nothing of it
-        is_tried = False
-    except RuntimeError as error:  # what a broken accelerator answers with
-        wrong = (str(error).splitlines()[0],)
+        outcome, untried = Outcome.BUSY, "it could not be tested, its memory is in use"
+    except RuntimeError as error:  # what a broken accelerator answers with, and one that admits a single process
+        first = str(error).splitlines()[0]
+        if any(words in first for words in REFUSALS):
+            outcome = Outcome.UNUSABLE
+            untried = f"it lets nobody in ({first}): another program has it to itself, or its compute mode is exclusive or"
+            untried += " prohibited; end that program, or have it shared with nvidia-smi --compute-mode=DEFAULT"
+        else:
+            wrong = (first,)
     tried = f"{ROUNDS} rounds of known answers and {MEMORY_BYTES >> 20} MiB of patterns"
     on = "" if isinstance(device, CudaDevice) else " on the processor"
-    message = "; ".join(wrong) if wrong else f"passed {tried}{on}"
-    if not is_tried:
-        message = "it could not be tested, its memory is in use"
-    passed = is_tried and not wrong
-    print(json.dumps({"passed": passed, "tried": is_tried, "message": message, "tflops": tflops}), flush=True)
+    outcome = Outcome.WRONG if wrong else outcome
+    message = untried or "; ".join(wrong) or f"passed {tried}{on}"
+    passed = outcome is Outcome.PASSED
+    print(json.dumps({"outcome": outcome, "passed": passed, "message": message, "tflops": tflops}), flush=True)
 
 
 def _matmul(device: torch.device, tested: Arithmetic, generator: torch.Generator) -> Iterator[str]:

@@ -26,7 +26,7 @@ from .state.buffers import DTYPES, Buffers, Shape
 
 
 class Workbench:
-    """tokens: the whole text, uint8; device: where tensors are; kind: which that stands for, where the job pretends."""
+    """tokens: the whole text, uint8; device: where tensors are; speed: what it stands for, where the job pretends."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class Workbench:
         program: Program,
         tokens: torch.Tensor,
         device: torch.device,
-        kind: str = "",
+        speed: float = 1.0,
     ) -> None:
         self._spec = spec
         self._profile = profile
         self._program = program
         self._tokens = tokens
         self._device = device
-        self._kind = kind
+        self._speed = speed
         self._gradients: Gradients | None = None
         self.buffers: Buffers | None = None
         self.stage: StageRunner | None = None
@@ -71,7 +71,7 @@ class Workbench:
             device=self._device,
             progress=progress,
             collect=gradients.collect,
-            pace=Pace(self._spec.train.emulated_layer_s, self._kind, shape.last - shape.first, plan.tp),
+            pace=Pace(self._spec.train.emulated_layer_s, self._speed, shape.last - shape.first, plan.tp),
         )
         return self.stage, buffers, gradients
 
@@ -89,7 +89,7 @@ class Workbench:
 
     def another(self) -> Workbench:
         """An empty one, for who must not touch anything of this one's."""
-        return Workbench(self._spec, self._profile, self._program, self._tokens, self._device, self._kind)
+        return Workbench(self._spec, self._profile, self._program, self._tokens, self._device, self._speed)
 
     def _take(self, buffers: Buffers) -> Gradients:
         self.buffers, self._gradients = buffers, gradients_of(self._spec.train, self._profile, buffers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(kill, name="kill")
     app.command("up", context_settings=PASS_ON)(up)
     app.command("down", context_settings=PASS_ON)(down)
+    app.command("join", context_settings={**PASS_ON, "help_option_names": []})(join)
 
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="See everstep nodes.")]
@@ -152,6 +154,12 @@ def up(ctx: typer.Context, state_dir: StateDir = None) -> None:
 def down(ctx: typer.Context, state_dir: StateDir = None) -> None:
     """Stop what `everstep up` started, and nothing else."""
     raise typer.Exit(_local(ctx, "down", state_dir))
+
+
+def join(ctx: typer.Context) -> None:
+    """Bring this machine to a cluster as a node, and stay until it has left: `everstep join HOST:PORT --token-file F`."""
+    # This very process: whoever stops it means the node, which is emptied first.
+    os.execv(sys.executable, [sys.executable, "-m", "deploy.join", *ctx.args])
 
 
 def _local(ctx: typer.Context, action: str, state_dir: Path | None) -> int:

@@ -9,8 +9,8 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
-from orchestrator.domain.cluster import KINDS
 from orchestrator.domain.faults import POINTS, FaultKind
+from orchestrator.domain.kinds import table
 
 from .. import views
 from ..chaos import KINDS as FAULT_KINDS
@@ -58,7 +58,7 @@ async def version(settings: TheSettings) -> views.ServerView:
     return views.ServerView(
         version=settings.version,
         chaos=settings.chaos,
-        kinds={kind.name: kind.bf16_tflops for kind in KINDS.values()},
+        kinds={kind.name: kind.bf16_tflops for kind in table(settings.kinds).values()},
         fault_kinds=tuple(_fault_kind(kind, words) for kind, words in FAULT_KINDS.items()),
         points=POINTS,
     )

@@ -9,10 +9,11 @@ from fastapi import APIRouter, Depends, Path, Query
 from orchestrator.domain.admission import Admittance
 from orchestrator.domain.events import CordonRequested, NodeRequested, ReleaseRequested, UncordonRequested
 from orchestrator.domain.ids import NodeId
+from orchestrator.domain.kinds import table
 from orchestrator.ports import Desk
 
 from .. import projections, views
-from ..deps import TheDesk, body_of, document
+from ..deps import TheDesk, TheSettings, body_of, document
 from ..problems import conflict, not_found
 from ..schemas import AddNodeRequest, DrainRequest
 
@@ -23,14 +24,15 @@ TheNode = Annotated[str, Path(max_length=255)]
 
 
 @router.get("/nodes")
-async def list_nodes(desk: TheDesk) -> list[views.NodeView]:
+async def list_nodes(desk: TheDesk, settings: TheSettings) -> list[views.NodeView]:
     held, cordons, admissions = await desk.quarantine(), await desk.cordons(), await desk.admissions()
-    return [projections.node(item, held, cordons, admissions) for item in await desk.nodes()]
+    return projections.nodes(await desk.nodes(), held, cordons, admissions, settings.kinds)
 
 
 @router.post("/nodes", status_code=202, openapi_extra=document(AddNodeRequest))
-async def add_node(desk: TheDesk, wanted: NodeBody) -> views.AcceptedView:
+async def add_node(desk: TheDesk, settings: TheSettings, wanted: NodeBody) -> views.AcceptedView:
     """Ask for more nodes; they show in the list when they are up."""
+    wanted.refuse_unless(table(settings.kinds))
     command = await desk.command(
         NodeRequested(kind=wanted.kind, num_devices=wanted.num_devices, labels=wanted.labels, count=wanted.count)
     )

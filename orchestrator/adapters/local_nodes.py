@@ -52,6 +52,8 @@ class NodeSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     address: str = LOOPBACK
     prefix: tuple[str, ...] = ()
+    name: str = ""
+    """Where it has one already; else it is given one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,11 @@ class LocalNodes:
         _wait_for_head(registry.address)
         return self._launch(registry, [spec], None)[0]
 
+    def join(self, address: str, spec: NodeSpec) -> NodeId:
+        """A node of the cluster whose GCS is at `address`, run by somebody else. Raises Unavailable."""
+        self._change(lambda registry: replace(registry, address=address))
+        return self.add_now(spec)
+
     def kill_now(self, node: NodeId) -> None:
         self._known(node)
         deadline = time.monotonic() + _KILL_S
@@ -227,7 +234,7 @@ class LocalNodes:
             made, orders = dict(registry.made), []
             for spec in specs:
                 made[spec.kind] = made.get(spec.kind, 0) + 1
-                name = f"{re.sub('[^a-z0-9]+', '-', spec.kind.lower())}-{made[spec.kind]}"
+                name = spec.name or f"{re.sub('[^a-z0-9]+', '-', spec.kind.lower())}-{made[spec.kind]}"
                 orders.append(
                     NodeOrder(
                         name=name,

@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.ids import NodeId
 
+from .mailbox import leaving_nodes
 from .ray_environment import DEVICES_LABEL, KIND_LABEL, own_labels
 
 
@@ -38,9 +39,10 @@ def read_table() -> Table:
     home: str = ray.get_runtime_context().get_node_id()
     rows: list[Mapping[str, Any]] = sorted(ray.nodes(), key=lambda row: bool(row["Alive"]))
     living = [row for row in rows if row["Alive"]]
+    leaving = leaving_nodes()
     has_head = any(KIND_LABEL not in _labels(row) for row in living)
     return Table(
-        raylets=tuple(_raylet(row) for row in rows if KIND_LABEL in _labels(row)),
+        raylets=tuple(_raylet(row, leaving) for row in rows if KIND_LABEL in _labels(row)),
         is_homeless=has_head and all(row["NodeID"] != home for row in living),
     )
 
@@ -53,7 +55,7 @@ def is_placed(actor: Any) -> bool:
     return found.get("State") not in ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 
 
-def _raylet(row: Mapping[str, Any]) -> Raylet:
+def _raylet(row: Mapping[str, Any], leaving: frozenset[NodeId]) -> Raylet:
     labels = _labels(row)
     node = Node(
         id=NodeId(row["NodeName"]),
@@ -63,6 +65,7 @@ def _raylet(row: Mapping[str, Any]) -> Raylet:
         address=row["NodeManagerAddress"],
         labels=own_labels(labels),
         life=row["NodeID"],
+        leaving=row["NodeName"] in leaving,
     )
     return Raylet(row["NodeID"], node, int(row["NodeManagerPort"]))
 

@@ -13,10 +13,12 @@ from .ids import NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What a check of a node found. Parts that could not be tried are named in `said`, and nothing is held against it."""
+    """What a check of a node found. Parts that could not be tried because jobs use them are named in `said`."""
 
     wrong: tuple[str, ...] = ()
     """Of the node by itself, in words."""
+    untried: tuple[str, ...] = ()
+    """Devices that could not be used at all, in words: nothing shows that they are broken, yet no job could use them."""
     pair_wrong: str = ""
     """Between it and its peer: either may be the reason, or what lies between them."""
     said: str = ""
@@ -60,6 +62,8 @@ class Admission:
     said: str = ""
     """What the newest check found."""
     product_s: float = 0.0
+    tflops: float = 0.0
+    """And how fast it found the slowest accelerator to be; 0.0 where there is none."""
     strikes: int = 0
     struck_at: float = 0.0
     """How often it was refused, and when last; forgotten after a day."""

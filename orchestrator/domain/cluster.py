@@ -7,16 +7,10 @@ from enum import StrEnum
 from functools import lru_cache
 
 from .ids import Device, NodeId
-from .kinds import KINDS, DeviceKind
+from .kinds import KINDS, DeviceKind, speed_of
 
 EMULATED_FORWARD = 1 / 3
 """Of a layer's time where a job pretends; the backward pass does twice the work (Narayanan et al. 2021, appendix)."""
-
-
-def speed_of(kind: str) -> float:
-    """By dense bf16 rate, of an A100's; 1.0 of a processor, which stands for nothing, and of a kind nobody knows."""
-    known = KINDS.get(kind)
-    return known.bf16_tflops / KINDS["A100"].bf16_tflops if known and kind != "cpu" else 1.0
 
 
 DOMAIN_LABELS = ("rack", "switch")
@@ -42,6 +36,8 @@ class Node:
     labels: dict[str, str] = field(default_factory=dict)
     life: str = ""
     """Another one each time it is started; "" where nobody knows."""
+    leaving: bool = False
+    """It has asked to be emptied, then to end."""
 
     @property
     def domain(self) -> str | None:
@@ -58,4 +54,4 @@ def _devices(node: NodeId, count: int) -> tuple[Device, ...]:
     return tuple(Device(node, index) for index in range(count))
 
 
-__all__ = ["DOMAIN_LABELS", "KINDS", "DeviceKind", "Node", "NodeStatus"]
+__all__ = ["DOMAIN_LABELS", "KINDS", "DeviceKind", "Node", "NodeStatus", "speed_of"]

@@ -10,6 +10,7 @@ from .balance import StageTime
 from .checkpoint import CheckpointRef, ShardRef
 from .faults import FaultRequested
 from .ids import Device, Generation, JobId, NodeId, Step
+from .kinds import DeviceKind, Kinds, table
 from .plan import Plan
 from .profile import Profile
 from .protocol import HostRequest
@@ -48,6 +49,12 @@ class ChoosePlan:
     """Of nodes whose devices are slower than their kind: what they reach of it."""
     measured: tuple[StageTime, ...] = ()
     """What stages of this job have been seen to take."""
+    rows: tuple[DeviceKind, ...] = ()
+    """Kinds that are not known to everybody, or have other figures here."""
+
+    @property
+    def table(self) -> Kinds:
+        return table(self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,6 +213,8 @@ class Reforming:
     """Silent hosts are waited for longer, because they may hold the only copy of something."""
     is_rested: bool = False
     """The network has been left alone for a while; see recovery/breaker.py."""
+    is_stuck: bool = False
+    """It has waited for long: what it holds may go to another job that lacks devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

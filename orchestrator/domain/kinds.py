@@ -6,7 +6,9 @@ are with structured sparsity, which training does not have. What a device really
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 GIB = 1 << 30
 
@@ -26,6 +28,8 @@ class DeviceKind:
     """To another node, one way, per device: what such nodes usually have; a cluster file may say otherwise."""
     sources: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
     """Figure -> where it is written."""
+    is_corrected: bool = False
+    """By what nodes of this kind were measured to reach."""
 
 
 def _sheet(name: str, **more: str) -> dict[str, str]:
@@ -154,3 +158,21 @@ KINDS: dict[str, DeviceKind] = {
         ),
     )
 }
+
+Kinds: TypeAlias = Mapping[str, DeviceKind]
+
+
+def table(rows: Iterable[DeviceKind] = ()) -> Kinds:
+    """Everybody's rows, and these besides or instead of those of the same name."""
+    return KINDS | {row.name: row for row in rows}
+
+
+def row_of(kind: str, kinds: Kinds = KINDS) -> DeviceKind:
+    """A kind that nobody knows counts as a processor."""
+    return kinds.get(kind) or replace(kinds["cpu"], name=kind)
+
+
+def speed_of(kind: str, kinds: Kinds = KINDS) -> float:
+    """By dense bf16 rate, of an A100's; 1.0 of a processor, which stands for nothing, and of a kind nobody knows."""
+    known = kinds.get(kind)
+    return known.bf16_tflops / KINDS["A100"].bf16_tflops if known and kind != "cpu" else 1.0

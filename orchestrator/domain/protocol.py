@@ -78,6 +78,8 @@ class OpenHost:
     log_dir: str
     kind: str = ""
     """Of the node's devices."""
+    speed: float = 0.0
+    """Of that kind, of an A100's, for jobs that pretend; 0.0: what everybody knows of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ def reason_of(state: JobState) -> str:
             return fault.message
         case Stopping(outcome=outcome):
             if isinstance(outcome, Paused):
-                return "everything is saved, its hosts are being closed"
+                return "its hosts are being closed; it goes on from its newest checkpoint"
             after = status_of(outcome).value
             return (
                 f"closing hosts, then {after}: {outcome.message}"

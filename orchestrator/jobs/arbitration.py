@@ -2,8 +2,9 @@
 
     order       priority, then who was submitted first; before all, to what is free, whoever a fault has broken
     minimum     in that order each waiting job gets all it needs to start, or nothing
-    room        devices nobody holds; what others are leaving; of running jobs of lower priority what they can spare, and
-                only then all they have, the lowest and youngest first
+    room        devices nobody holds; what others are leaving; of running jobs of lower priority what they can spare; all
+                that is held by one that a fault broke long ago and that lacks what nobody has; only then all that running
+                jobs of lower priority have. Each time the lowest and youngest first
     kept        the first job that cannot start keeps what is free of the devices it would need fewest others to end for:
                 nobody after it gets those, so the devices it lacks never grow in number, and it starts once jobs end
     growth      what is left, in the same order, to whoever has not declined it
@@ -24,7 +25,7 @@ from orchestrator.domain.queue import DEFAULT_PROJECT, WaitReason
 from .picking import Need, capacity, pick
 
 NOBODY: frozenset[Device] = frozenset()
-LEAVING, IDLE, SPARED, STOPPED = 1, 10**4, 10**8, 10**12
+LEAVING, IDLE, SPARED, STUCK, STOPPED = 1, 10**4, 10**8, 10**12, 10**16
 """What taking a device costs: any number of one sort is dearer than all of the sort before."""
 MAX_TOLD = 64
 """Waiting jobs of which it is worked out who holds what they lack."""
@@ -36,8 +37,10 @@ class Claim:
 
     holds: devices it has anything on, or is about to; core: those it trains on. leaving: those of them that it is giving
     up, all of them where it ends. wants: it has to get its minimum before it can go on. gives: it can be made smaller, or
-    put aside. limit: of its size, 0 for none. floor: no plan was found on fewer. declined: it has been planned for with
-    these, and did better without. shuns: nodes it does not use. infeasible: why nothing the cluster has would do.
+    put aside. is_stuck: it is broken and has waited long for devices, doing nothing with those it has. limit: of its size,
+    0 for none. floor: no plan was found on fewer. declined: it has been planned for with these, and did better without.
+    present: nodes it has a host on, and may go on using where nothing new is placed. shuns: nodes it does not use.
+    infeasible: why nothing the cluster has would do.
     """
 
     job: JobId
@@ -54,7 +57,9 @@ class Claim:
     wants: bool = False
     grows: bool = False
     gives: bool = False
+    is_stuck: bool = False
     declined: frozenset[Device] = NOBODY
+    present: frozenset[NodeId] = frozenset()
     shuns: frozenset[NodeId] = frozenset()
     infeasible: str = ""
 
@@ -66,10 +71,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """devices: on which jobs may be placed, with their kinds, whoever holds them. quotas: devices by project."""
+    """devices: on which jobs may be placed, with their kinds, whoever holds them. closed: others, on which nothing new is
+    placed, and whose holders may keep them. quotas: devices by project."""
 
     devices: Mapping[Device, str]
     claims: tuple[Claim, ...]
+    closed: Mapping[Device, str] = field(default_factory=dict)
     quotas: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -111,10 +118,13 @@ class _Round:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.devices = snapshot.devices
+        self.closed = snapshot.closed
+        self.kinds = {**snapshot.devices, **snapshot.closed} if snapshot.closed else snapshot.devices
         self.claims = sorted(snapshot.claims, key=lambda claim: claim.place)
         self.of = {claim.job: claim for claim in self.claims}
         self.leavers = [claim for claim in self.claims if claim.leaving]
         self.givers = [claim for claim in reversed(self.claims) if claim.gives]
+        self.stuck = [claim for claim in reversed(self.claims) if claim.is_stuck and claim.wants]
         self.quotas = snapshot.quotas
         self.sizes: Counter[str] = Counter()
         """Of projects. What is being given up counts until it is."""
@@ -142,7 +152,7 @@ class _Round:
             if claim.wants and claim.holds:
                 self._mend(claim)
         for claim in self.claims:
-            if claim.wants:
+            if claim.wants and claim.job not in self.put_aside:
                 self._start(claim)
         for claim in self.claims:
             if claim.grows and claim.job not in self.waits and claim.job not in self.put_aside:
@@ -173,9 +183,9 @@ class _Round:
         """One that a fault has broken gets what is free first: who is before it may wait for what it holds."""
         mine = self._mine(claim)
         need = self._need(claim, mine)
-        if need is None or claim.infeasible or pick(mine, need, self.devices) or not self._may_have(claim, need, mine):
+        if need is None or claim.infeasible or pick(mine, need, self.kinds) or not self._may_have(claim, need, mine):
             return
-        if found := pick(self._open(claim, mine), need, self.devices):
+        if found := pick(self._open(claim, mine), need, self.kinds):
             self._give(claim, found)
 
     def _start(self, claim: Claim) -> None:
@@ -184,20 +194,24 @@ class _Round:
         if need is None or claim.infeasible:
             self._wait(claim, WaitReason.INFEASIBLE, claim.infeasible or self._too_small(claim))
             return
-        if pick(mine, need, self.devices):
+        if pick(mine, need, self.kinds):
             return  # it has enough to go on with
         if not self._may_have(claim, need, mine):
             self._wait(claim, WaitReason.QUOTA, self._over_quota(claim, need))
             return
         pool = self._open(claim, mine)
-        found = pick(pool, need, self.devices) or self._make_room(claim, need, pool)
+        found = pick(pool, need, self.kinds) or self._make_room(claim, need, pool)
         if found:
             self._give(claim, found)
         else:
             self._keep(claim, need, mine)
 
     def _mine(self, claim: Claim) -> dict[Device, int]:
-        return {device: 0 for device in self.grants[claim.job] if device in self.devices}
+        return {
+            device: 0
+            for device in self.grants[claim.job]
+            if device in self.devices or (device in self.closed and device.node in claim.present)
+        }
 
     def _open(self, claim: Claim, mine: dict[Device, int]) -> dict[Device, int]:
         """What it could have without anybody giving something up for it."""
@@ -206,14 +220,14 @@ class _Round:
     def _may_have(self, claim: Claim, need: Need, mine: dict[Device, int]) -> bool:
         """Whether its project's quota allows that. What it held and the cluster has no more may be replaced."""
         room = self._room(claim)
-        return room is None or need.num_devices - len(mine) <= room + len(claim.holds - self.devices.keys())
+        return room is None or need.num_devices - len(mine) <= room + len(claim.holds - self.devices.keys() - mine.keys())
 
     def _need(self, claim: Claim, mine: dict[Device, int]) -> Need | None:
         """What it has to get; None where the cluster has not even what it asked for."""
         key = claim.need, claim.floor, claim.limit, claim.shuns
         if mine or key not in self._needs:
             anything = {device: 0 for device in self.devices if device.node not in claim.shuns} | mine
-            most = capacity(anything, claim.need, self.devices)
+            most = capacity(anything, claim.need, self.kinds)
             limit = claim.limit or most
             is_enough = most >= claim.need.num_devices <= limit
             found = replace(claim.need, least=max(claim.need.least, min(claim.floor, most, limit))) if is_enough else None
@@ -240,29 +254,32 @@ class _Round:
         }
 
     def _make_room(self, claim: Claim, need: Need, pool: Mapping[Device, int]) -> frozenset[Device] | None:
-        """From running jobs of lower priority: what they can spare, and where that is too little, all they have."""
+        """From running jobs of lower priority: what they can spare, and where that is too little, all that one has; first
+        from those that make nothing of it."""
         lower = [one for one in self.givers if one.priority < claim.priority and one.job not in self.put_aside]
+        stuck = [one for one in self.stuck if self._stands_back(one, claim)]
         pool = dict(pool)
         spared = {other.job: self._spared(other) for other in lower}
         for number, other in enumerate(lower):
             for device, cost in spared[other.job].items():
                 if self._is_takeable(device, claim):
                     pool.setdefault(device, cost + number)
-        found = pick(pool, need, self.devices)
-        for number, other in enumerate(lower) if not found else ():
+        found = pick(pool, need, self.kinds)
+        all_of = [(one, STUCK) for one in stuck] + [(one, STOPPED) for one in lower]
+        for number, (other, cost) in enumerate(all_of) if not found else ():
             for device in self.grants[other.job]:
                 if self._is_takeable(device, claim):
-                    pool.setdefault(device, STOPPED + number)
-            if found := pick(pool, need, self.devices):
+                    pool.setdefault(device, cost + number)
+            if found := pick(pool, need, self.kinds):
                 break
         if not found:
             return None
-        stopped = [one for one in lower if found & self.grants[one.job] - set(spared[one.job])]
+        stopped = [one for one in (*stuck, *lower) if found & self.grants[one.job] - spared.get(one.job, {}).keys()]
         for other in stopped:  # all it has is free then, and others need not become smaller for the same
             pool |= {device: LEAVING for device in self.grants[other.job] if device in pool}
-        found = pick(pool, need, self.devices)
+        found = pick(pool, need, self.kinds)
         assert found is not None
-        for other in lower:
+        for other in (*stuck, *lower):
             if other in stopped:
                 self.put_aside[other.job] = claim.job
                 self.grants[other.job].clear()
@@ -270,13 +287,21 @@ class _Round:
                 self.grants[other.job] -= found
         return found
 
+    def _stands_back(self, stuck: Claim, claim: Claim) -> bool:
+        """Two that are broken wait for what the other holds, for ever: the later one gives it up, or the one that even the
+        whole cluster is too small for."""
+        if stuck.job in self.minimum or stuck.job in self.put_aside or stuck.job == claim.job:
+            return False
+        is_hopeless = self._need(stuck, self._mine(stuck)) is None
+        return stuck.priority < claim.priority or (claim.is_stuck and (is_hopeless or claim.place < stuck.place))
+
     def _spared(self, other: Claim) -> dict[Device, int]:
         """What a running job can do without, and what taking it costs. It leaves nodes first where more is free."""
         mine = self.grants[other.job]
         core = mine & other.core
         crowd = Counter(device.node for device in self.free)
         least = replace(other.need, least=max(other.need.least, other.floor))
-        keeps = pick({device: crowd[device.node] for device in core}, least, self.devices)
+        keeps = pick({device: crowd[device.node] for device in core}, least, self.kinds)
         idle = dict.fromkeys(mine - core, IDLE)
         return idle if keeps is None else idle | dict.fromkeys(core - keeps, SPARED)
 
@@ -292,11 +317,11 @@ class _Round:
             return
         pool = {d: 0 if d in self.free else LEAVING for d in self.devices if d.node not in claim.shuns} | mine
         open_now = {d: 0 for d in (self.free | self.kept) - set(self.held) if d.node not in claim.shuns} | mine
-        if self.head is not None and pick(open_now, need, self.devices):
+        if self.head is not None and pick(open_now, need, self.kinds):
             words = f"{self.num_kept} free devices are kept for {self.head}, which is before it"
             self._wait(claim, WaitReason.BEHIND, words)
             return
-        wanted = pick(pool, need, self.devices)
+        wanted = pick(pool, need, self.kinds)
         assert wanted is not None  # see _need
         self._wait(claim, WaitReason.BUSY, self._busy(frozenset(d for d in wanted if pool[d])))
         if self.head is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.effects import ChoosePlan
-from orchestrator.domain.kinds import KINDS
 from orchestrator.domain.plan import Plan
 
 from .ask import Ask, Proposal
@@ -20,8 +19,10 @@ from .words import measured_words
 
 def look_ahead(request: ChoosePlan) -> Outlook:
     """The best plans for the loss of one node and of one device of each class, searched before it happens."""
-    machines = of_devices(request.devices, KINDS, domains=request.domains, speeds=request.speeds)
-    outlook = Outlook(ask=ask_of(request.spec, request.profile, machines, seen=request.measured), benches=Benches())
+    machines = of_devices(request.devices, request.table, domains=request.domains, speeds=request.speeds)
+    outlook = Outlook(
+        ask=ask_of(request.spec, request.profile, machines, seen=request.measured, kinds=request.table), benches=Benches()
+    )
     outlook.prepare()
     return outlook
 
@@ -37,8 +38,8 @@ def after_loss(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | None
         return None
     here = dict(request.devices)
     every = {**dict(request.lost), **here}
-    whole = of_devices(every.items(), KINDS, domains=request.domains, speeds=request.speeds)
-    ask = ask_of(request.spec, request.profile, whole, seen=request.measured)
+    whole = of_devices(every.items(), request.table, domains=request.domains, speeds=request.speeds)
+    ask = ask_of(request.spec, request.profile, whole, seen=request.measured, kinds=request.table)
     outlook = ahead if ahead is not None and ahead.ask == ask else Outlook(ask=ask, benches=Benches())
     current = current_of(running, whole, ask, outlook.benches)
     if current is None:
@@ -56,9 +57,9 @@ def after_loss(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | None
     if not is_allowed or not set(plan.devices) <= set(here):
         return None
     # Who goes on owns what it owned, and a part of what is free, unless that is too much for it.
-    if change.kept and fits_as_it_is(plan, request.spec, request.profile, here):
+    if change.kept and fits_as_it_is(plan, request.spec, request.profile, here, request.table):
         return plan
-    shared = with_shares(plan, request.spec, request.profile, here, request.speeds)
+    shared = with_shares(plan, request.spec, request.profile, here, request.speeds, request.table)
     return shared and replace(shared, reason=shared.reason + words(shared, here))
 
 

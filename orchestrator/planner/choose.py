@@ -1,9 +1,10 @@
 """Which tp x pp x dp a job runs as, and on which devices: enumerate what fits, take the best, say why.
 
 Devices of several kinds that are what they say (`mixed`) get the plan that the search finds for them. All others,
-emulated ones too, are taken as alike: rectangular plans, equal layer splits by parameter count, micro-batch ids dealt out
-evenly. The cost is the classic one of a synchronous pipeline (Narayanan et al. 2021, section 3.2): work per device times
-1 + bubble, with a penalty per tp rank; ties go to the plan that uses more devices, then to less tp, then to less pp.
+emulated ones too, are taken as alike: rectangular plans, layers split by parameter count, or by the times that stages were
+seen to take (alike.py), micro-batch ids dealt out evenly. The cost is the classic one of a synchronous pipeline (Narayanan
+et al. 2021, section 3.2): work per device times 1 + bubble, with a penalty per tp rank; ties go to the plan that uses more
+devices, then to less tp, then to less pp.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from orchestrator.domain.cluster import KINDS
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.kinds import row_of
 from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
-from orchestrator.domain.profile import BLOCK, Profile, splits_a_block
+from orchestrator.domain.profile import BLOCK, splits_a_block
 
+from .alike import heaviest, layer_bounds, longest, split_words
 from .mixed import choose_mixed, is_mixed
 from .replan import Outlook
 
@@ -116,7 +118,7 @@ def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasi
         return Infeasible(reason=f"needs {least} devices, {total} usable; lower {_lower(request)} or wait for a node")
     if is_mixed(request) and (mixed := choose_mixed(request, ahead)):
         return mixed
-    best: tuple[tuple[float, ...], Degrees, list[tuple[Device, ...]]] | None = None
+    best: tuple[tuple[float, ...], Degrees, list[tuple[Device, ...]], ChoosePlan] | None = None
     why_not = ""
     for degrees in _degrees(request, total):
         groups = _groups(islands, degrees, request.keep)
@@ -126,17 +128,18 @@ def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasi
                 f"{sum(len(island) // degrees.tp for island in islands)} are usable; lower tp or wait for a node"
             )
             continue
-        short = _too_big(request, degrees, groups)
-        if short:
-            why_not = why_not or short
+        # What would be faster may take more memory.
+        asked = next((one for one in (request, replace(request, measured=())) if not _too_big(one, degrees, groups)), None)
+        if asked is None:
+            why_not = why_not or _too_big(replace(request, measured=()), degrees, groups)
             continue
-        score = (_cost(request, degrees), -degrees.devices, degrees.tp, degrees.pp)
+        score = (_cost(asked, degrees), -degrees.devices, degrees.tp, degrees.pp)
         if best is None or score < best[0]:
-            best = (score, degrees, groups)
+            best = (score, degrees, groups, asked)
     if best is None:
         return Infeasible(reason=why_not or f"no tp x pp x dp of {total} devices fits the job's constraints; lower them")
-    _, degrees, groups = best
-    return _plan(request, degrees, groups, total)
+    _, degrees, groups, asked = best
+    return _plan(asked, degrees, groups, total)
 
 
 def _never(request: ChoosePlan) -> str:
@@ -208,14 +211,14 @@ def _groups(islands: list[list[Device]], degrees: Degrees, keep: tuple[Device, .
 def _too_big(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]]) -> str:
     """Why the plan does not fit memory, or nothing."""
     profile, train = request.profile, request.spec.train
-    shares = degrees.tp * degrees.pp
     mirrored = 1 + request.spec.recovery.mirrors
     per_param = 8 + (EXACT_BYTES if train.exact else 0) + (STATE_BYTES - 4) * mirrored / degrees.dp
     in_flight = min(degrees.pp, train.micro_batches // degrees.dp)
-    layers = -(-profile.num_layers // degrees.pp)
-    need = profile.num_params / shares * per_param + profile.activation_bytes * layers * in_flight / degrees.tp
+    layers, share = heaviest(request, degrees.pp)
+    need = profile.num_params * share / degrees.tp * per_param + profile.activation_bytes * layers * in_flight / degrees.tp
     kinds = dict(request.devices)
-    have = min(KINDS.get(kinds[device], KINDS["cpu"]).memory_bytes for group in groups for device in group)
+    table = request.table
+    have = min(row_of(kinds[device], table).memory_bytes for group in groups for device in group)
     if need <= have:
         return ""
     return f"{degrees} needs {need / 2**30:.1f} GiB a device, {have / 2**30:.0f} are there; raise tp or pp"
@@ -224,12 +227,12 @@ def _too_big(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, .
 def _cost(request: ChoosePlan, degrees: Degrees) -> float:
     """Time of a step in units of one layer of one micro-batch on one device."""
     ids = -(-request.spec.train.micro_batches // degrees.dp)
-    stage = -(-request.profile.num_layers // degrees.pp) / degrees.tp * (1 + TP_PENALTY * (degrees.tp - 1))
+    stage = longest(request, degrees.pp) / degrees.tp * (1 + TP_PENALTY * (degrees.tp - 1))
     return (ids + degrees.pp - 1) * stage
 
 
 def _plan(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]], total: int) -> Plan:
-    bounds = _layer_bounds(request.profile, degrees.pp)
+    bounds = layer_bounds(request, degrees.pp)
     ids = request.spec.train.micro_batches
     # Groups are ordered by node, so consecutive stages of one pipeline tend to sit on different nodes and a stage's
     # replicas too: the first dp groups are stage 0 of every pipeline, and so on.
@@ -247,24 +250,6 @@ def _plan(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]
     nodes = {device.node for group in groups for device in group}
     return Plan(
         pipelines=pipelines,
-        reason=f"{degrees} is the fastest estimate on {total} usable devices{left}",
+        reason=f"{degrees} is the fastest estimate on {total} usable devices{left}{split_words(request, degrees.pp)}",
         domains={node: domain for node, domain in sorted(request.domains.items()) if node in nodes},
     )
-
-
-def _layer_bounds(profile: Profile, stages: int) -> list[int]:
-    """Cut layers where the running parameter count passes each stage's share, at least one layer a stage."""
-    weight = [0.0] * profile.num_layers
-    for line in profile.lines:
-        weight[line.layers[0]] += line.numel
-    total, bounds, running = sum(weight), [0], 0.0
-    for layer, size in enumerate(weight):
-        running += size
-        left_layers, left_stages = profile.num_layers - layer - 1, stages - len(bounds)
-        if (
-            left_stages
-            and layer + 1 > bounds[-1]
-            and (running >= total * len(bounds) / stages or left_layers == left_stages)
-        ):
-            bounds.append(layer + 1)
-    return [*bounds, profile.num_layers]

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from orchestrator.domain.rows import PRODUCT_SHARE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
     """Shares are of the data sheet's figure; latencies are seconds."""
 
-    product_share: float = 0.80
+    product_share: float = PRODUCT_SHARE
     """Of the tensor peak, in a large matrix product."""
     attention_share: float = 0.80
     memory_share: float = 0.78

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from orchestrator.domain.foresight import Alternative, Forecast, NodeRow, PlanQuestion
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.kinds import KINDS
+from orchestrator.domain.kinds import table
 from orchestrator.domain.plan import Infeasible, Plan
+from orchestrator.domain.rows import words as row_words
 
 from .ask import NoPlan, Planned, Proposal
 from .job import ask_of, freed, machines_of
@@ -27,7 +28,8 @@ MAX_LOSERS = 8
 def foresee(question: PlanQuestion, uneven: bool = True) -> Forecast | Infeasible:
     """uneven: replicas may own unequal shares of the state."""
     cluster = machines_of(question.cluster)
-    ask = replace(ask_of(question.spec, question.profile, cluster), uneven=uneven)
+    kinds = table(question.cluster.kinds)
+    ask = replace(ask_of(question.spec, question.profile, cluster, kinds=kinds), uneven=uneven)
     benches = Benches()
     found = search(ask, benches)
     free = search(freed(ask, question.spec), benches)
@@ -40,9 +42,11 @@ def foresee(question: PlanQuestion, uneven: bool = True) -> Forecast | Infeasibl
         if shared is None:
             return foresee(question, uneven=False)
         plan = shared
+    used = {machine.key.name for machine in cluster.nodes}
+    measured = "".join(f"; {row_words(row)}" for row in question.cluster.kinds if row.is_corrected and row.name in used)
     return Forecast(
         shape=best.shape(),
-        reason=plan.reason,
+        reason=plan.reason + measured,
         step_s=best.seconds,
         causes={name: getattr(best.breakdown, name) for name in CAUSES},
         bound_s=best.bound_s,
@@ -64,8 +68,7 @@ def _shared(plan: Plan, question: PlanQuestion, cluster: Machines) -> Plan | Non
     """With everybody's share of the state; None where it does not fit memory, placed as it is."""
     kinds = {device: machine.key.name for machine in cluster.nodes for device in machine.devices}
     speeds = {machine.node: machine.key.speed for machine in cluster.nodes}
-    table = KINDS | {kind.name: kind for kind in question.cluster.kinds}
-    shared = with_shares(plan, question.spec, question.profile, kinds, speeds, table)
+    shared = with_shares(plan, question.spec, question.profile, kinds, speeds, table(question.cluster.kinds))
     return shared and replace(shared, reason=shared.reason + words(shared, kinds))
 
 

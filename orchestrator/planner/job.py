@@ -11,9 +11,9 @@ from math import log
 from statistics import median
 
 from orchestrator.domain.balance import StageTime
-from orchestrator.domain.cluster import EMULATED_FORWARD, speed_of
+from orchestrator.domain.cluster import EMULATED_FORWARD
 from orchestrator.domain.foresight import ClusterSketch, NodeSketch
-from orchestrator.domain.kinds import KINDS, DeviceKind
+from orchestrator.domain.kinds import KINDS, DeviceKind, Kinds, row_of, speed_of, table
 from orchestrator.domain.profile import Profile, splits_a_block
 from orchestrator.domain.spec import MAX_MICRO_BATCHES, JobSpec
 
@@ -39,11 +39,15 @@ def ask_of(
     cluster: Machines,
     model: Model | None = None,
     seen: Sequence[StageTime] = (),
+    kinds: Kinds = KINDS,
 ) -> Ask:
-    """What the job is as it stands: its own micro-batches, recomputing or not as it says. seen: of its stages so far."""
+    """What the job is as it stands: its own micro-batches, recomputing or not as it says. seen: of its stages so far.
+
+    kinds: those of the cluster's devices, among others.
+    """
     train, wanted = spec.train, spec.parallel
     model = model or model_of(spec, profile)
-    pretended = _pretended(spec, profile, cluster)
+    pretended = _pretended(spec, profile, cluster, kinds)
     return Ask(
         model=model,
         machines=cluster,
@@ -57,12 +61,12 @@ def ask_of(
         ),
         recompute=(train.activation_checkpointing,),
         rules=rules_of(spec),
-        measured=replace(pretended, factors=factors_of(seen, spec, model, pretended)),
+        measured=replace(pretended, factors=factors_of(seen, spec, model, pretended, kinds)),
         uneven=True,
     )
 
 
-def _pretended(spec: JobSpec, profile: Profile, cluster: Machines) -> Measured:
+def _pretended(spec: JobSpec, profile: Profile, cluster: Machines, kinds: Kinds) -> Measured:
     """What layers take where the job pretends that processors are other kinds; nothing where it does not."""
     layer_s, samples = spec.train.emulated_layer_s, spec.train.micro_batch_size
     if not layer_s:
@@ -71,13 +75,15 @@ def _pretended(spec: JobSpec, profile: Profile, cluster: Machines) -> Measured:
     made = {}
     for kind in {one.kind.name for one in cluster.classes}:
         for tp in degrees:
-            whole_s = layer_s / tp / speed_of(kind)
+            whole_s = layer_s / tp / speed_of(kind, kinds)
             one = (whole_s * EMULATED_FORWARD, whole_s * (1 - EMULATED_FORWARD))
             made[kind, tp, samples] = (one,) * profile.num_layers
     return Measured(layers=made)
 
 
-def factors_of(seen: Sequence[StageTime], spec: JobSpec, model: Model, pretended: Measured) -> dict[str, float]:
+def factors_of(
+    seen: Sequence[StageTime], spec: JobSpec, model: Model, pretended: Measured, kinds: Kinds = KINDS
+) -> dict[str, float]:
     """Kind -> how many times as long as predicted its stages took, in steps of STEP; nothing where all are as predicted.
 
     A kind that was not seen yet is taken to be as far off as the others are.
@@ -85,7 +91,7 @@ def factors_of(seen: Sequence[StageTime], spec: JobSpec, model: Model, pretended
     ratios: dict[str, list[float]] = defaultdict(list)
     train, constants = spec.train, Constants()
     for one in seen:
-        kind = KINDS.get(one.kind) or replace(KINDS["cpu"], name=one.kind)
+        kind = row_of(one.kind, kinds)
         times = layer_times(
             model, kind, one.tp, train.micro_batch_size, train.activation_checkpointing, constants, pretended
         )
@@ -96,7 +102,7 @@ def factors_of(seen: Sequence[StageTime], spec: JobSpec, model: Model, pretended
     if all(factor == 1.0 for factor in found.values()):
         return {}
     usual = _stepped(median(found.values()))
-    return dict.fromkeys(KINDS, usual) | found
+    return dict.fromkeys(kinds, usual) | found
 
 
 def _stepped(factor: float) -> float:
@@ -133,7 +139,7 @@ def rules_of(spec: JobSpec) -> Rules:
 
 def machines_of(sketch: ClusterSketch) -> Machines:
     """Raises KeyError for a kind that nobody knows."""
-    kinds = KINDS | {kind.name: kind for kind in sketch.kinds}
+    kinds = table(sketch.kinds)
     return machines([group for number, nodes in enumerate(sketch.nodes) for group in _groups(nodes, kinds, number)])
 
 

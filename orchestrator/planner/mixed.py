@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device
-from orchestrator.domain.kinds import KINDS
 from orchestrator.domain.plan import Plan
+from orchestrator.domain.rows import words as row_words
 
 from .afterwards import after_loss
 from .ask import NoPlan, Planned
@@ -38,9 +38,9 @@ def choose_mixed(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | No
     """
     if (after := after_loss(request, ahead)) is not None:
         return after
-    machines = of_devices(request.devices, KINDS, domains=request.domains, speeds=request.speeds)
-    ask = ask_of(request.spec, request.profile, machines, seen=request.measured)
-    said = measured_words(ask.measured, request.measured)
+    machines = of_devices(request.devices, request.table, domains=request.domains, speeds=request.speeds)
+    ask = ask_of(request.spec, request.profile, machines, seen=request.measured, kinds=request.table)
+    said = measured_words(ask.measured, request.measured) + corrected_words(request)
     found = search(ask)
     plan = _placed(request, machines, found, said)
     if plan is None and isinstance(found, Planned) and found.best.is_uneven:
@@ -63,5 +63,10 @@ def _placed(request: ChoosePlan, machines: Machines, found: Planned | NoPlan, sa
     reason = won_by(found.best, found.tried) + (f", {idle} idle" if idle else "") + said
     plan = place(found.best, machines, reason=reason, prefer=stranger)
     kinds = dict(request.devices)
-    shared = with_shares(plan, request.spec, request.profile, kinds, request.speeds)
+    shared = with_shares(plan, request.spec, request.profile, kinds, request.speeds, request.table)
     return shared and replace(shared, reason=shared.reason + words(shared, kinds))
+
+
+def corrected_words(request: ChoosePlan) -> str:
+    used = {kind for _, kind in request.devices}
+    return "".join(f"; {said}" for row in request.rows if row.name in used and (said := row_words(row)))

@@ -58,9 +58,11 @@ def with_shares(
     return _told(plan, () if is_enough else seen.weights(found))
 
 
-def fits_as_it_is(plan: Plan, spec: JobSpec, profile: Profile, kinds: Mapping[Device, str]) -> bool:
+def fits_as_it_is(
+    plan: Plan, spec: JobSpec, profile: Profile, kinds: Mapping[Device, str], table: Mapping[str, DeviceKind] = KINDS
+) -> bool:
     """Whether everybody has room for the share that the plan says."""
-    seen = _Seen(plan, spec, profile, {device: _kind(kinds[device], KINDS, 1.0) for device in plan.devices})
+    seen = _Seen(plan, spec, profile, {device: _kind(kinds[device], table, 1.0) for device in plan.devices})
     return seen.fits([[seen.told(stage, part) for part in range(one.first, one.last)] for stage, one in seen.pairs()])
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from orchestrator.domain.ids import Device
-from orchestrator.domain.kinds import KINDS
+from orchestrator.domain.kinds import KINDS, Kinds, row_of
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.spec import JobSpec
@@ -100,9 +100,9 @@ def layer_bytes(profile: Profile, spec: JobSpec, plan: Plan) -> list[float]:
     return found
 
 
-def room_of(kind: str) -> float:
+def room_of(kind: str, kinds: Kinds = KINDS) -> float:
     """Bytes that a device of this kind has for layers."""
-    known = KINDS.get(kind, KINDS["cpu"])
+    known = row_of(kind, kinds)
     return usable(known) - context(known)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device
-from orchestrator.domain.kinds import KINDS
+from orchestrator.domain.kinds import row_of
 from orchestrator.domain.plan import Plan
 
 from .choose import cost_of, least_cost
@@ -59,10 +59,12 @@ def _layer_s(request: ChoosePlan, devices: Iterable[Device], tp: int) -> dict[De
     kinds = {**dict(request.lost), **dict(request.devices)}
     train = request.spec.train
     here = {device: kinds.get(device, "cpu") for device in devices}
-    ask = ask_of(request.spec, request.profile, of_devices(here.items(), KINDS), seen=request.measured)
+    ask = ask_of(
+        request.spec, request.profile, of_devices(here.items(), request.table), seen=request.measured, kinds=request.table
+    )
     known = {}
     for name in sorted(set(here.values())):
-        kind = KINDS.get(name) or replace(KINDS["cpu"], name=name)
+        kind = row_of(name, request.table)
         times = layer_times(
             ask.model, kind, tp, train.micro_batch_size, train.activation_checkpointing, Constants(), ask.measured
         )

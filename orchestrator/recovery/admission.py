@@ -4,8 +4,9 @@ new, back, accused ──> checking ──all is well──> admitted
                           `─────something is wrong, or nobody answers──> refused ──parole──> checking
 admitted ──goes away FLAPS times within FLAPS_WITHIN_S──> refused
 
-Every refusal is a strike, and doubles the time to the next parole; strikes are forgotten after REMEMBERED_S. It knows
-nothing of how a check is made.
+Every refusal is a strike, and doubles the time to the next parole; strikes are forgotten after REMEMBERED_S. Only a node
+whose devices could not be tried gets none: it is busy or set up otherwise, and not broken. It knows nothing of how a check
+is made.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from statistics import median
 
 from orchestrator.domain.admission import Admission, Admittance, Checked
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.kinds import KINDS
+from orchestrator.domain.kinds import KINDS, Kinds
 
 CHECK_S = 5.0
 """What a check may take, and how long jobs wait for one rather than plan without the node."""
@@ -49,7 +50,7 @@ def came_back(known: Admission, life: str, now: float) -> Admission:
         why = f"it went away {len(ends)} times within {FLAPS_WITHIN_S / 60:.0f} minutes"
         return refused(replace(here, life=life, ends=()), why, now)
     if known.is_lost or (life and known.life and life != known.life):
-        return checking(replace(here, life=life, was_admitted=False), "it was started again", now)
+        return replace(checking(replace(here, life=life), "it was started again", now), was_admitted=False)
     return replace(here, life=life or known.life)
 
 
@@ -80,12 +81,22 @@ def checking(known: Admission, why: str, now: float) -> Admission:
     )
 
 
-def answered(known: Admission, found: Checked, kind: str, peers: Collection[float], others: bool, now: float) -> Admission:
+def answered(
+    known: Admission,
+    found: Checked,
+    kind: str,
+    peers: Collection[float],
+    others: bool,
+    now: float,
+    table: Kinds = KINDS,
+) -> Admission:
     """A check has come back. peers: what products take others of its kind; others: whether another peer is left to try."""
-    known = replace(known, said=found.said, product_s=found.product_s, asked_at=None, unanswered=0)
-    wrong = [*found.wrong, *_too_slow(found, kind, peers)]
+    known = replace(known, said=found.said, product_s=found.product_s, tflops=found.tflops, asked_at=None, unanswered=0)
+    wrong = [*found.wrong, *_too_slow(found, kind, peers, table)]
     if wrong:
-        return refused(known, "; ".join(wrong), now)
+        return refused(known, "; ".join([*wrong, *found.untried]), now)
+    if found.untried:
+        return turned_away(known, "; ".join(found.untried), now)
     if found.pair_wrong and known.peer is not None:
         known = replace(known, failed=(*known.failed, known.peer))
         if others:
@@ -111,9 +122,14 @@ def refused(known: Admission, why: str, now: float) -> Admission:
     )
 
 
+def turned_away(known: Admission, why: str, now: float) -> Admission:
+    """Refused, and nothing is held against it: what is in the way may be gone the next time it is looked at."""
+    return replace(known, standing=Admittance.REFUSED, since=now, why=why, asked_at=None, unanswered=0)
+
+
 def parole_s(known: Admission) -> float:
     """How long a refused node is left alone."""
-    return min(MAX_PAROLE_S, PAROLE_S * 2.0 ** min(known.strikes - 1, 16))
+    return min(MAX_PAROLE_S, PAROLE_S * 2.0 ** max(0, min(known.strikes - 1, 16)))
 
 
 def is_forgettable(known: Admission, now: float) -> bool:
@@ -122,14 +138,14 @@ def is_forgettable(known: Admission, now: float) -> bool:
     return not has_strikes and not any(0 <= now - at < FLAPS_WITHIN_S for at in known.ends)
 
 
-def _too_slow(found: Checked, kind: str, peers: Collection[float]) -> list[str]:
+def _too_slow(found: Checked, kind: str, peers: Collection[float], table: Kinds) -> list[str]:
     wrong = []
     if len(peers) >= PEERS and found.product_s > SLOW_X * (usual := median(peers)) > 0:
         times = found.product_s / usual
         wrong.append(
             f"a product of matrices takes {times:.2g} times as long as on other {kind} nodes, the limit is {SLOW_X:g}"
         )
-    known = KINDS.get(kind)
+    known = table.get(kind)
     if found.tflops and known is not None and kind != "cpu" and found.tflops < KIND_SHARE * known.bf16_tflops:
         least = KIND_SHARE * known.bf16_tflops
         wrong.append(f"a large product runs at {found.tflops:.3g} TFLOP/s, a {kind} reaches {least:.3g} at the very least")

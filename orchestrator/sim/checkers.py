@@ -95,7 +95,7 @@ class Checker:
         self._records = records = {**before, **commit.jobs}
         self._check_devices(records)
         self._check_quotas(before, records, commit)
-        self._check_preemption(records, commit)
+        self._check_preemption(before, records, commit)
         if commit.quarantine is not None:
             self._quarantine = commit.quarantine
         self._check_quarantine(records)
@@ -198,12 +198,18 @@ class Checker:
             if len(limits) == 2 and has > max(had, *limits):
                 raise Violation(f"project {project} has {has} devices and may have {max(limits)}")
 
-    def _check_preemption(self, records: Mapping[JobId, JobRecord], commit: Commit) -> None:
+    def _check_preemption(
+        self, before: Mapping[JobId, JobRecord], records: Mapping[JobId, JobRecord], commit: Commit
+    ) -> None:
         """Nobody gives way to a job of the same or a lower priority."""
         for entry in commit.history:
             other = records.get(JobId(str(entry.data.get("to")))) if entry.type in ("yielding", "preempted") else None
             if other is not None and other.priority <= records[entry.job].priority:
                 raise Violation(f"{entry.job} of priority {records[entry.job].priority} gives way to {other.id}: {entry}")
+            if entry.type == "stood_aside":
+                state = before[entry.job].state
+                if not isinstance(state, Reforming) or state.forming is not None or not state.waiting:
+                    raise Violation(f"{entry.job} could go on, and gives up what memory holds: {entry}")
 
     def _check_quarantine(self, records: Mapping[JobId, JobRecord]) -> None:
         """Nobody trains, or is about to, on a device that is kept out."""
@@ -244,4 +250,12 @@ def _placed(record: JobRecord) -> tuple[Device, ...]:
 
 
 def _size(records: Mapping[JobId, JobRecord], project: str) -> int:
-    return sum(len(_placed(record)) for record in records.values() if record.spec.project == project)
+    mine = (record for record in records.values() if record.spec.project == project)
+    return sum(len(_placed(record) or _broken(record)) for record in mine)
+
+
+def _broken(record: JobRecord) -> tuple[Device, ...]:
+    """What it is made whole from again: the project had as many before."""
+    state = record.state
+    plan = record.plans.get(state.closing.generation) if isinstance(state, Reforming) else None
+    return tuple(plan.devices) if plan else ()

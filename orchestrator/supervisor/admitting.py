@@ -15,6 +15,7 @@ from orchestrator.domain.effects import CheckNode
 from orchestrator.domain.events import NodeChecked
 from orchestrator.domain.ids import NodeId
 from orchestrator.domain.job import Cause, Incident
+from orchestrator.domain.kinds import Kinds
 from orchestrator.recovery import admission
 from orchestrator.recovery.admission import ASK_AGAIN_S, CHECK_S, parole_s
 
@@ -119,7 +120,7 @@ class Admissions:
                 why = f"a fault points at it: {fault.message}"
                 self._put(node, admission.accused(self._known[node], why, others, self._now))
 
-    def hear(self, said: NodeChecked, kinds: Mapping[NodeId, str]) -> None:
+    def hear(self, said: NodeChecked, kinds: Mapping[NodeId, str], table: Kinds) -> None:
         known = self._known.get(said.node)
         if known is None or known.standing is not Admittance.CHECKING or known.number != said.number:
             return  # told again, or of a check that is not waited for any more
@@ -133,12 +134,12 @@ class Admissions:
         ]
         tried = {*known.failed, known.peer}
         others = any(node not in tried for node in self._peers(said.node))
-        self._put(said.node, admission.answered(known, said.found, kind, peers, others, self._now))
+        self._put(said.node, admission.answered(known, said.found, kind, peers, others, self._now, table))
 
     def release(self, node: NodeId) -> bool:
         """An operator vouches for a node: nothing is held against it any more, but it is checked. Whether anything was."""
         known = self._known.get(node)
-        if known is None or not (known.strikes or known.ends):
+        if known is None or not (known.strikes or known.ends or known.standing is Admittance.REFUSED):
             return False
         fresh = admission.checking(replace(known, strikes=0, ends=()), "an operator released it", self._now)
         self._put(node, fresh if known.standing is Admittance.REFUSED else replace(known, strikes=0, ends=()))

@@ -37,30 +37,31 @@ def arbitrated(
     records: Iterable[JobRecord],
     nodes: Iterable[Node],
     closed: frozenset[NodeId],
+    left: frozenset[NodeId],
     out: frozenset[Device],
     quotas: Mapping[str, Project],
 ) -> Arbitrated:
-    """closed: nodes that nothing new is placed on; out: devices that no plan may use."""
+    """closed: nodes that nothing new is placed on; left: those jobs are to leave; out: devices that no plan may use."""
     known = before.claims if before else {}
     claims: dict[JobId, tuple[JobRecord, Claim | None]] = {}
     for record in records:
         old = known.get(record.id)
         claims[record.id] = old if old is not None and old[0] is record else (record, claim_of(record))
-    devices = {
-        device: node.kind
-        for node in nodes
-        if node.status is NodeStatus.UP and node.id not in closed
-        for device in node.devices()
-        if device not in out
-    }
+    up = [node for node in nodes if node.status is NodeStatus.UP]
     snapshot = Snapshot(
-        devices=devices,
+        devices=_devices((node for node in up if node.id not in closed), out),
+        closed=_devices((node for node in up if node.id in closed - left), out),
         claims=tuple(claim for _, claim in claims.values() if claim is not None),
         quotas={name: one.max_devices for name, one in quotas.items() if one.max_devices is not None},
     )
     if before is not None and before.snapshot == snapshot:
         return replace(before, claims=claims)
     return Arbitrated(snapshot=snapshot, answer=arbitrate(snapshot), claims=claims)
+
+
+def _devices(nodes: Iterable[Node], out: frozenset[Device]) -> dict[Device, str]:
+    """With their kinds."""
+    return {device: node.kind for node in nodes for device in node.devices() if device not in out}
 
 
 def claimed(record: JobRecord) -> frozenset[Device]:
@@ -100,6 +101,7 @@ def claim_of(record: JobRecord) -> Claim | None:
         floor=turn.floor,
         holds=holds,
         leaving=holds & turn.yields,
+        present=record.hosts - record.avoided,
         shuns=record.avoided | record.barred,
         infeasible=turn.infeasible,
     )
@@ -130,7 +132,8 @@ def claim_of(record: JobRecord) -> Claim | None:
                 return replace(claim, leaving=claim.holds)
             # One that is to be put aside and does not fit what is left of it is made whole first: it cannot be saved
             # otherwise. What did not fit on the cluster as it was may fit once a node has come: that is asked again then.
-            return replace(claim, wants=forming is None, grows=not goes, infeasible="")
+            waits = forming is None
+            return replace(claim, wants=waits, grows=not goes, is_stuck=waits and state.is_stuck, infeasible="")
     raise AssertionError(state)
 
 

@@ -16,6 +16,7 @@ from orchestrator.detection.straggler import KEPT, Seen, look, usual_of
 from orchestrator.domain.balance import Rebalance, Remedy, Straggler
 from orchestrator.domain.ids import Device
 from orchestrator.domain.job import Cause, Running
+from orchestrator.domain.kinds import table
 from orchestrator.domain.layout import layout, transfers
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import StepsPassed
@@ -226,12 +227,13 @@ def _others(draft: Draft, plan: Plan, speeds: Mapping[Device, float]) -> list[tu
     found = [(Remedy.IDS, with_other_ids(plan, speeds))]
     if plan.pp > 1:
         kinds = draft.kinds
-        room = {device: room_of(kinds.get(device.node, "")) for device in plan.devices}
+        known = table(draft.rows)
+        room = {device: room_of(kinds.get(device.node, ""), known) for device in plan.devices}
         each = layer_bytes(record.profile, record.spec, plan)
         cut = with_other_layers(plan, speeds, room, each)
         if cut is not None and any(stage.shares for pipeline in plan.pipelines for stage in pipeline.stages):
             named = {device: kinds.get(device.node, "") for device in plan.devices}
-            cut = with_shares(cut, record.spec, record.profile, named)
+            cut = with_shares(cut, record.spec, record.profile, named, table=known)
         found.append((Remedy.LAYERS, cut))
     others = [(remedy, other, speeds) for remedy, other in found if other is not None]
     return [*others, *_with_spare(draft, plan, speeds)]

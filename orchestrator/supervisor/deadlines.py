@@ -25,6 +25,8 @@ SAVE_AGAIN_S, MAX_SAVE_AGAIN_S = 5.0, 300.0
 """For a checkpoint that was asked for and could not be made, doubled each time."""
 BAR_S, MAX_BAR_S = 10.0, 600.0
 """For a node that was given up because of its links, doubled each time: a link is not mended by forming anew over it."""
+STUCK_S = 60.0
+"""For devices that nobody has, before another job that lacks some too may have those of a broken one."""
 UNSAVED_S = 60.0
 """Before a job is put aside for another again that could not be saved when it was to be."""
 JOIN_S = 1800.0
@@ -133,6 +135,8 @@ def _of_state(record: JobRecord) -> Mapping[str, float]:
             return found
         case Reforming(closing=closing, forming=next_one):
             found = _retry(record, closing.generation) if next_one is None else {}
+            if next_one is None and state.waiting and closing.settlement is not None and not state.is_stuck:
+                found[f"stuck:{closing.generation}"] = STUCK_S
             if closing.settlement is None:
                 if state.is_patient:
                     found[f"patience:{closing.generation}"] = PATIENCE_S

@@ -11,6 +11,7 @@ from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId
 from orchestrator.domain.job import TERMINAL, Incident, JobRecord, JobState, Paused, Reforming, Running, Starting
+from orchestrator.domain.kinds import DeviceKind
 from orchestrator.domain.protocol import HostRequest
 from orchestrator.domain.status import status_of
 from orchestrator.jobs.transitions import check
@@ -32,7 +33,7 @@ class Draft:
     its own included; asked each time, because jobs that are worked on in the same step claim and free devices. num_devices:
     of each node that is not lost. kinds: of the devices of each node that is known. root: the folder every node sees.
     ward: what is held against devices, of all jobs. draining: nodes that jobs are to leave. tracks: how fast devices have
-    been seen to be. everything: devices of the cluster that jobs may be placed on.
+    been seen to be. everything: devices of the cluster that jobs may be placed on. rows: kinds that not everybody knows.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Draft:
         tracks: Mapping[Device, Track] | None = None,
         awaits_nodes: Callable[[], bool] = lambda: False,
         everything: Callable[[], frozenset[Device]] = frozenset,
+        rows: Callable[[], tuple[DeviceKind, ...]] = tuple,
     ) -> None:
         self.before = record
         self.record = record
@@ -60,6 +62,7 @@ class Draft:
         self._draining = draining
         self._awaits_nodes = awaits_nodes
         self._everything = everything
+        self._rows = rows
         self.tracks: Mapping[Device, Track] = tracks or {}
         self.paces: dict[Device, float] = {}
         """What ranks have said in this kernel step."""
@@ -91,6 +94,11 @@ class Draft:
     @property
     def kinds(self) -> Mapping[NodeId, str]:
         return self._kinds()
+
+    @property
+    def rows(self) -> tuple[DeviceKind, ...]:
+        """Kinds that the configuration or nodes' own benchmarks describe otherwise than everybody knows them."""
+        return self._rows()
 
     @property
     def draining(self) -> frozenset[NodeId]:

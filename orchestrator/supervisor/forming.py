@@ -8,6 +8,7 @@ from orchestrator.domain.codec import encode
 from orchestrator.domain.generation import Settlement
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
 from orchestrator.domain.job import Forming, Incident, Queued, Reforming, Running, Starting
+from orchestrator.domain.kinds import speed_of, table
 from orchestrator.domain.layout import layout
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FormGeneration, FromMemory, OpenHost, PrepareSeats, SeatsPrepared
@@ -45,7 +46,7 @@ def begin_forming(draft: Draft, plan: Plan) -> None:
         draft.become(Starting(forming=forming))
     else:
         assert isinstance(state, Reforming)
-        draft.become(replace(state, forming=forming, waiting=None))
+        draft.become(replace(state, forming=forming, waiting=None, is_stuck=False))
         draft.update_incident(next_generation=generation, decision=plan.reason or plan.describe())
     _note_exactness(draft, plan)
     for node in plan.nodes:
@@ -73,6 +74,7 @@ def open_host(draft: Draft, node: NodeId) -> None:
             checkpoint_dir=draft.checkpoint_folder,
             log_dir=f"{draft.root}/jobs/{record.id}/logs",
             kind=draft.kinds.get(node, ""),
+            speed=speed_of(draft.kinds.get(node, ""), table(draft.rows)),
         ),
     )
 
@@ -318,6 +320,8 @@ def _note(draft: Draft, restore: RestorePlan) -> None:
             source=restore.reason,
             moved_elements=restore.moved_elements,
         )
+    elif rolled_back and incident:  # the one for which it had given up its devices
+        draft.update_incident(rolled_back=incident.rolled_back + rolled_back)
     restored_from(draft, restore.restore)
     if restore.step != draft.record.committed:
         # Ahead, where a checkpoint was committed only after the steps up to it had been rolled back.

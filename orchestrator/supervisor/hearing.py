@@ -6,6 +6,7 @@ Late and repeated news is sorted out here: an earlier process's end, a host that
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import assert_never
 
 from orchestrator.detection.classify import ending_fault, exit_fault, host_failure, host_fault
@@ -252,6 +253,9 @@ def deadline_passed(draft: Draft, key: str) -> None:
             save_again(draft)
         case "unsaved":
             draft.turn(unsaved_until=0.0)
+        case "stuck":
+            assert isinstance(draft.state, Reforming)
+            draft.become(replace(draft.state, is_stuck=True))
         case "bar":
             unbar(draft, key)
         case "form":

@@ -59,8 +59,10 @@ from orchestrator.domain.job import (
     Probing,
     Queued,
 )
+from orchestrator.domain.kinds import DeviceKind, table
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
+from orchestrator.domain.rows import corrected
 
 from .admitting import Admissions
 from .admitting import tell as tell_admissions
@@ -101,6 +103,8 @@ class State:
     """And these."""
     checks: bool = False
     """Whether nodes are checked before they are used."""
+    rows: tuple[DeviceKind, ...] = ()
+    """Kinds of device that the configuration adds or describes otherwise."""
     tracks: Mapping[JobId, Mapping[Device, Track]] = field(default_factory=dict)
     """How fast devices have been seen to be: an observation, which is never stored."""
     projects: Mapping[str, Project] = field(default_factory=dict)
@@ -141,6 +145,7 @@ class _Cycle:
         self.now = now
         self.nodes = state.nodes
         self.root = state.root
+        self.rows = state.rows
         self.nodes_changed = False
         self.ward = Ward(state.quarantine, now)
         self.cordons = Cordons(state.cordons, now)
@@ -203,6 +208,7 @@ class _Cycle:
                 cordons=self.cordons.known,
                 admissions=self.admissions.known,
                 checks=self.admissions.checks,
+                rows=self.rows,
                 tracks={d.record.id: d.tracks for d in drafts if d.tracks and d.record.id in jobs},
                 projects=self.projects,
                 queue=queue,
@@ -230,9 +236,12 @@ class _Cycle:
                     self.nodes, self.nodes_changed = nodes, True
                     leaving = {node for node, one in self.cordons.known.items() if one.removes}
                     self.admissions.see(nodes, self._occupied(), leaving)
+                    for here in nodes:
+                        if here.leaving and here.status is NodeStatus.UP and here.id not in leaving:
+                            self._cordon(CordonRequested(node=here.id, drain=True, remove=True))
                 return
             case NodeChecked():
-                self.admissions.hear(one, self._kinds())
+                self.admissions.hear(one, self._kinds(), table(self.rows))
                 return
             case JobSubmitted(job=job, spec=spec, at=at):
                 if job not in self.jobs:
@@ -372,6 +381,7 @@ class _Cycle:
                 self.tracks.get(job),
                 lambda: self.admissions.awaits_checks,
                 lambda: frozenset(self._arbitration().snapshot.devices),
+                lambda: corrected(self.rows, self._kinds(), self.admissions.known.values()),
             )
         return self.drafts[job]
 
@@ -395,7 +405,8 @@ class _Cycle:
         known = self._free.get(job)
         closed = frozenset[NodeId]()
         if self.cordons.known or self.admissions.unfit:
-            present = {device.node for device in mine}
+            record = draft.record  # a host of its own, too: of those it had there, each may have ended for now
+            present = {device.node for device in mine} | (record.hosts - record.avoided)
             closed = self.cordons.closed_to(present) | (self.admissions.unfit - present)
         key = (mine, draft.record.turn, draft.record.spec.project, answer.answer, out, taken, self.nodes, closed)
         if known is not None and known[0] == key:
@@ -425,6 +436,7 @@ class _Cycle:
                 (record for record in map(self._record, self.jobs) if not isinstance(record.state, TERMINAL)),
                 self.nodes or (),
                 self.cordons.closed_to(()) | self.admissions.unfit,
+                self.cordons.draining,
                 self.ward.out,
                 self.projects,
             )

@@ -108,6 +108,7 @@ def _strength(draft: Draft, seen: Situation) -> dict[Rung, float | None]:
         devices=tuple((device, kinds[device.node]) for device in sorted(named)),
         speeds=slow_nodes(draft),
         measured=stage_times(draft),
+        rows=draft.rows,
     )
     found: dict[Rung, float | None] = {Rung.REPLAN_WARM: throughput(request, seen.warm, seen.plan)}
     all_alike = seen.usable == seen.warm

@@ -21,6 +21,7 @@ from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable
 from orchestrator.domain.events import DeadlinePassed, EffectDone, Input, InstantCame, NodesSeen
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.kinds import DeviceKind
 from orchestrator.domain.protocol import OpenHost
 from orchestrator.ports import Commit
 
@@ -57,8 +58,9 @@ class Supervisor:
         clock: Callable[[], float] = time.time,
         checks: bool = False,
         retention: Retention = Retention(),
+        rows: tuple[DeviceKind, ...] = (),
     ) -> None:
-        """checks: nodes are checked before they are used."""
+        """checks: nodes are checked before they are used. rows: kinds of device besides those that everybody knows."""
         self._world = world
         self._root = root
         self._holder = holder
@@ -73,7 +75,8 @@ class Supervisor:
         self._hands = Hands(world, lambda one: self._tell(one, urgent=True))
         self._term = Term(0)
         self._checks = checks
-        self._state = State(root=root, checks=checks)
+        self._rows = rows
+        self._state = State(root=root, checks=checks, rows=rows)
         self._unsaved = Unsaved()
 
     async def serve(self) -> None:
@@ -88,6 +91,7 @@ class Supervisor:
             cordons={one.node: one for one in loaded.cordons},
             admissions={one.node: one for one in loaded.admissions},
             checks=self._checks,
+            rows=self._rows,
             projects={one.name: one for one in loaded.projects},
         )
         try:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.detection.classify import host_fault
-from orchestrator.domain.cluster import KINDS, Node, NodeStatus
+from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.job import Running, Spare
+from orchestrator.domain.kinds import Kinds, row_of, table
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import PrepareSeats, RankExited, SeatsPrepared
 
@@ -95,21 +96,22 @@ def _candidates(draft: Draft, plan: Plan, nodes: Mapping[NodeId, Node]) -> list[
     record, usable = draft.record, draft.usable
     taken = {*plan.nodes, *record.spares, *record.avoided, *(record.target.nodes if record.target else ())}
     most = max(Counter(device.node for device in plan.devices).values())
-    least = min(_memory(nodes[node]) for node in plan.nodes) if set(plan.nodes) <= set(nodes) else 0
+    kinds = table(draft.rows)
+    least = min(_memory(nodes[node], kinds) for node in plan.nodes) if set(plan.nodes) <= set(nodes) else 0
     found = [
         node
         for node in nodes.values()
         if node.id not in taken
         and node.status is NodeStatus.UP
         and node.num_devices >= most
-        and _memory(node) >= least
+        and _memory(node, kinds) >= least
         and usable.issuperset(node.devices())
     ]
     return sorted(found, key=lambda node: (node.id not in record.warm, node.id not in record.hosts, node.id))
 
 
-def _memory(node: Node) -> int:
-    return KINDS.get(node.kind, KINDS["cpu"]).memory_bytes
+def _memory(node: Node, kinds: Kinds) -> int:
+    return row_of(node.kind, kinds).memory_bytes
 
 
 def _change(draft: Draft, node: NodeId, **changes: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.domain.ids import NodeId
+from orchestrator.domain.ids import NodeId, Step
 from orchestrator.domain.job import PLANNING, Cancelled, Failed, Outcome, Paused, Queued, Stopping, Succeeded
 from orchestrator.domain.protocol import CloseHost
 
@@ -71,7 +71,9 @@ def _end(draft: Draft, outcome: Outcome) -> None:
         draft.set(stragglers={}, rebalance=None, is_rebalanced=False)
         draft.set(pause=None, save_asked=None, save_rests=False, save_failures=0, unsaved=(), last_step_at=None)
         put = "put aside" if is_preempted else "paused"
-        draft.say("paused", f"{put} at step {draft.record.committed}, which is saved")
+        step, saved = draft.record.committed, draft.record.checkpoint.step if draft.record.checkpoint else Step(0)
+        kept = "which is saved" if saved >= step else f"what is saved is step {saved}"
+        draft.say("paused", f"{put} at step {step}, {kept}")
         if resumes:
             draft.become(Queued(reason=PLANNING))
     elif isinstance(outcome, Failed):

@@ -2,13 +2,14 @@
 
     not begun in time        Failed, and why it waited
     has had its time         saved, then Failed: what it has learned is in its newest checkpoint
+    and no plan fits it      Failed: it cannot be saved, and would wait for a node for ever
 
 They are instants of the wall clock, which outlive supervisors. It refuses to know how a job is saved (pausing.py).
 """
 
 from __future__ import annotations
 
-from orchestrator.domain.job import Failed, Pause, Paused, Probing, Queued, Running, Starting, Stopping
+from orchestrator.domain.job import Failed, Pause, Paused, Probing, Queued, Reforming, Running, Starting, Stopping
 from orchestrator.jobs.arbitration import Wait
 
 from .draft import Draft
@@ -32,6 +33,10 @@ def keep_time(draft: Draft, wait: Wait | None) -> None:
         return
     message = f"it has been on devices for max_runtime_s, {spec.max_runtime_s:g} s; raise it, or go on from its checkpoint"
     if isinstance(state, Queued | Starting):
+        stop(draft, Failed(at=draft.now, message=message, verdict="out_of_time"))
+    elif isinstance(state, Reforming) and state.forming is None and state.waiting:
+        why = f"step {record.committed} could not be saved, because no plan fits it: {state.waiting}"
+        draft.say("not_saved", why)
         stop(draft, Failed(at=draft.now, message=message, verdict="out_of_time"))
     elif record.pause is None or not record.pause.ends:
         draft.set(pause=Pause(ends=message), target=None)

@@ -175,6 +175,7 @@ def _ask(draft: Draft, nodes: Mapping[NodeId, Node], devices: frozenset[Device])
             lost=its_kinds,
             speeds=speeds,
             measured=stage_times(draft),
+            rows=draft.rows,
             horizon_steps=HORIZON_S / (record.typical_step_s or 1.0) if running else 0.0,
         )
     )

@@ -2,13 +2,14 @@
 
     Running ──yields some──> Running on less, what it left is cleared        no step is lost, nothing is charged
     Running ──yields all───> saved, Paused, Queued: it goes on by itself once there is room
+    Reforming, for long without a plan ──yields all───> Paused, Queued: it goes on from its newest checkpoint
 
 Who yields what is the arbiter's (jobs/arbitration.py). It refuses to know for what the devices are used then.
 """
 
 from __future__ import annotations
 
-from orchestrator.domain.job import Pause, Queued, Running
+from orchestrator.domain.job import Pause, Paused, Queued, Reforming, Running
 from orchestrator.domain.protocol import CloseHost, KillRank
 from orchestrator.domain.queue import WaitReason
 from orchestrator.jobs.arbitration import Allotment
@@ -17,12 +18,15 @@ from .draft import Draft
 from .joining import drop_join
 from .moving import look_again
 from .pausing import rest_where_asked
+from .stopping import stop
 
 
 def make_room(draft: Draft, allotment: Allotment | None) -> None:
     """Do what the arbiter says this job has to give up, once; stop giving it up where nobody needs it any more."""
     if isinstance(draft.state, Queued) and draft.record.turn.yields:
         draft.turn(yields=frozenset(), yields_to="", cleared=frozenset())
+    if isinstance(draft.state, Reforming) and allotment is not None and allotment.is_put_aside:
+        _stand_aside(draft, allotment)
     if allotment is None or not isinstance(draft.state, Running):
         return
     if allotment.is_put_aside:
@@ -43,6 +47,26 @@ def _put_aside(draft: Draft, allotment: Allotment) -> None:
         to=allotment.yields_to,
     )
     rest_where_asked(draft)
+
+
+def _stand_aside(draft: Draft, allotment: Allotment) -> None:
+    """It does not fit what it holds, so that it can neither train nor be saved, and another could go on with it."""
+    record, incident = draft.record, draft.incident
+    if record.pause is not None and record.pause.ends:
+        return  # it ends: see timing.py
+    if record.pause is None:
+        draft.set(pause=Pause(preempted=f"{allotment.yields_to} goes on with what it held"))
+    saved = record.checkpoint.step if record.checkpoint else 0
+    again = f"; the {record.committed - saved} steps after it are run again" if record.committed > saved else ""
+    draft.say(
+        "stood_aside",
+        f"{allotment.yields_to} is before it and could go on with its devices, while no plan fits them alone; it waits in "
+        f"the queue and goes on from its checkpoint of step {saved}{again}",
+        to=allotment.yields_to,
+    )
+    if incident is not None and incident.pause_s is None:  # from here on it waits in the queue
+        draft.update_incident(pause_s=max(0.0, draft.now - incident.fault.at - (record.typical_step_s or 0.0)))
+    stop(draft, Paused(at=draft.now))
 
 
 def _yield(draft: Draft, allotment: Allotment) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,44 @@ def test_node_is_added_and_killed(cluster: LocalCluster, state_dir: Path) -> Non
     while {node["id"]: node["status"] for node in get(f"{cluster.url}/api/v1/nodes")}.get(name) not in ("LOST", None):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_machine_joins_leaves_when_told_and_is_lost_when_killed(
+    cluster: LocalCluster, state_dir: Path, tmp_path: Path
+) -> None:
+    """As its user does it: `everstep join` in a process that is sent signals, on the machine of the cluster itself."""
+    seconds_until_ready(cluster)
+    nodes = LocalNodes(state_dir)
+    address, token = nodes.registry().address, nodes.environment.token_file
+    command = [sys.executable, "-m", "api.cli", "join", address, "--token-file", str(token), "--kind", "H100"]
+    command += ["--devices", "2", "--name", "guest", "--state-dir", str(tmp_path)]
+    for way in (signal.SIGTERM, signal.SIGKILL):
+        guest = subprocess.Popen(command)
+        try:
+            seen = node_within(
+                cluster,
+                "guest",
+                lambda view: view is not None and (view["status"], view["admission"]) == ("UP", "admitted"),
+            )
+            assert (seen["kind"], seen["num_devices"]) == ("H100", 2) and "a sum of" in seen["checked"]
+            guest.send_signal(way)
+            assert guest.wait(60) == (0 if way is signal.SIGTERM else -way)
+            node_within(cluster, "guest", lambda view: view is None or view["status"] == "LOST")
+        finally:
+            guest.kill()
+            guest.wait()
+            LocalNodes(tmp_path).stop()
+
+
+def node_within(cluster: LocalCluster, node: str, is_so: Callable[[Any], bool], within_s: float = 60) -> Any:
+    """The node once it is as wanted; None where it is wanted to be gone."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        view = next((one for one in get(f"{cluster.url}/api/v1/nodes") if one["id"] == node), None)
+        if is_so(view):
+            return view
+        time.sleep(0.1)
+    pytest.fail(f"{node} is {view} after {within_s} s")
 
 
 def test_down_stops_what_it_started_and_nothing_else_and_up_takes_up_the_jobs(

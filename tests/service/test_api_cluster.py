@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from api.client import ApiError, Client
+from orchestrator.domain.admission import Admission, Admittance
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import (
@@ -19,6 +20,7 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, JobId, NodeId, Step
+from orchestrator.domain.kinds import GIB, DeviceKind
 from orchestrator.domain.quarantine import Quarantine, Standing
 from orchestrator.domain.size import Size
 from tests.desk import NOW
@@ -34,6 +36,18 @@ def test_nodes_are_listed_and_added(served: Served, client: Client) -> None:
     assert served.desk.asked == [NodeRequested(kind="B200", num_devices=4, labels={"rack": "r1"})]
     with pytest.raises(ApiError, match="kind is 'B300': must be one of"):
         client.add_node("B300")
+
+
+def test_kinds_of_the_configuration_may_be_added_and_what_benchmarks_correct_is_said(tmp_path: Path) -> None:
+    ours = DeviceKind(name="X1", memory_bytes=64 * GIB, bf16_tflops=1000, memory_gb_s=4000)
+    with serve(tmp_path, kinds=(ours,)) as served, Client(served.url) as client:
+        client.add_node("X1", 4)
+        assert served.desk.asked == [NodeRequested(kind="X1", num_devices=4, labels={})]
+        served.desk.set_nodes(Node(id=NodeId("node-1"), kind="X1", num_devices=2))
+        measured = Admission(node=NodeId("node-1"), since=NOW, standing=Admittance.ADMITTED, said="tested", tflops=560.0)
+        served.desk.write(admissions=(measured,))
+        (node,) = client.nodes()
+        assert node.checked == "tested; X1 counts as 700 TFLOP/s, by its nodes' own benchmark"
 
 
 def test_nodes_are_kept_free_of_new_work_emptied_and_taken_away(served: Served, client: Client) -> None:

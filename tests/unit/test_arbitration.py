@@ -45,6 +45,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         core = frozenset(draw(st.lists(st.sampled_from(sorted(held)), unique=True, min_size=1)))
         leaving = held if draw(st.integers(0, 4)) == 0 else frozenset()
         ends = bool(leaving) and draw(st.booleans())
+        if not leaving and draw(st.integers(0, 2)) == 0:  # a fault has broken it
+            claims.append(replace(claim, holds=held, wants=True, grows=True, is_stuck=draw(st.booleans())))
+            continue
         calm = not leaving and draw(st.booleans())
         claims.append(replace(claim, holds=held, core=core, leaving=leaving, ends=ends, gives=calm, grows=calm))
     quotas = {"a": draw(st.integers(0, 6))} if draw(st.booleans()) else {}
@@ -64,12 +67,17 @@ def test_whatever_jobs_hold_and_want(snapshot: Snapshot) -> None:
 
     for job, one in answer.allotments.items():
         claim = of[job]
-        if claim.wants:
+        if claim.wants and not claim.holds:
             assert bool(one.wait) == (not one.grant), "its minimum, or nothing"
             if one.grant:
                 assert pick(dict.fromkeys(one.minimum, 0), claim.need, DEVICES), "a minimum has the shape it needs"
                 assert one.minimum <= one.grant
-        if one.yields and not claim.leaving:
+        if claim.wants and claim.holds and (one.yields or one.is_put_aside):
+            assert claim.is_stuck and one.is_put_aside and one.yields_to is not None, "all, and only after it has waited"
+            other = of[one.yields_to]
+            assert other.priority > claim.priority or (other.is_stuck and other.wants), "nobody's turn is taken"
+            assert pick(dict.fromkeys(answer.allotments[other.job].grant, 0), other.need, DEVICES), "who can go on with it"
+        elif one.yields and not claim.leaving:
             assert one.yields_to is not None and of[one.yields_to].priority > claim.priority and claim.gives
             left = dict.fromkeys(one.grant & claim.core, 0)
             if not one.is_put_aside and one.yields & claim.core:
@@ -92,10 +100,11 @@ def test_nobody_takes_what_one_before_it_waits_for(snapshot: Snapshot) -> None:
     held = {device for claim in snapshot.claims for device in claim.holds}
     free = {device: 0 for device in DEVICES if device not in held}
     blocked = [job for job in answer.order if (w := answer.allotments[job].wait) and w.reason is WaitReason.BUSY]
-    for job in blocked[:1]:
-        after = answer.order[answer.order.index(job) :]
+    broken = {claim.job for claim in snapshot.claims if claim.wants and claim.holds}  # these get what is free first
+    for job in blocked[:1] if not broken & set(blocked[:1]) else ():
+        after = [other for other in answer.order[answer.order.index(job) :] if other not in broken]
         given_later = {device for other in after for device in answer.allotments[other].grant - of[other].holds}
-        before = {d for o in answer.order[: answer.order.index(job)] for d in answer.allotments[o].grant}
+        before = {d for o in answer.order if o not in after for d in answer.allotments[o].grant}
         usable = {device: 0 for device in free if device not in before}
         best = pick(usable | {d: 1 for d in DEVICES if d not in usable}, of[job].need, DEVICES)
         assert best is not None

@@ -30,18 +30,18 @@ def _compute(work_s: float) -> None:
 def test_each_kind_takes_its_own_time_for_its_layers(kind: str, tp: int) -> None:
     whole = 0.03 * 4 / tp / speed_of(kind)
     computed = computed_s()
-    assert seconds(Pace(0.03, kind, 4, tp)) >= whole
+    assert seconds(Pace(0.03, speed_of(kind), 4, tp)) >= whole
     assert computed_s() - computed == pytest.approx(whole, abs=0.02)
 
 
 def test_real_work_is_part_of_that_time() -> None:
     pretended = pretended_s()
-    assert seconds(Pace(0.2, "A100", 1, 1), work_s=0.05) >= 0.2
+    assert seconds(Pace(0.2, 1.0, 1, 1), work_s=0.05) >= 0.2
     assert pretended_s() - pretended <= 0.2 - 0.1 + 0.001
 
 
 def test_what_comes_late_is_made_up_for_as_behind_a_queue_and_not_after_a_wait() -> None:
-    late, waiting = Pace(0.03, "A100", 1, 1), Pace(0.03, "A100", 1, 1)
+    late, waiting = Pace(0.03, 1.0, 1, 1), Pace(0.03, 1.0, 1, 1)
     late.begin()
     waiting.begin()
     time.sleep(0.09)
@@ -55,7 +55,7 @@ def test_what_comes_late_is_made_up_for_as_behind_a_queue_and_not_after_a_wait()
 
 
 def test_a_delay_is_computed_on_top_of_it() -> None:
-    pace, computed = Pace(0.03, "A100", 1, 1), computed_s()
+    pace, computed = Pace(0.03, 1.0, 1, 1), computed_s()
     pace.begin()
     began = time.monotonic()
     delay(0.05)
@@ -65,7 +65,7 @@ def test_a_delay_is_computed_on_top_of_it() -> None:
 
 def test_without_pretence_nothing_is_waited_for() -> None:
     pretended = pretended_s()
-    seconds(Pace(0.0, "A100", 4, 1))
+    seconds(Pace(0.0, 1.0, 4, 1))
     assert pretended_s() == pretended
 
 

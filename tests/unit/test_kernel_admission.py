@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.domain.admission import Admission, Admittance, Checked
+from orchestrator.domain.cluster import NodeStatus
 from orchestrator.domain.effects import CheckNode
 from orchestrator.domain.events import InstantCame, NodeChecked, ReleaseRequested
 from orchestrator.domain.ids import NodeId
@@ -198,3 +199,32 @@ def test_nodes_that_a_job_trains_on_are_fit_for_a_supervisor_that_has_never_chec
     bench.kernel = replace(bench.kernel, checks=True, nodes=None)
     bench.see_nodes()
     assert {standing(bench, node) for node in bench.nodes} == {Admittance.ADMITTED}
+
+
+def test_a_node_whose_device_could_not_be_tried_is_refused_and_nothing_is_held_against_it() -> None:
+    """It is looked at again soon, however often, and an operator may have that done at once."""
+    bench = running().add_node(2)
+    closed = Checked(untried=("device 0: it lets nobody in; its compute mode is exclusive",), said="two were tested")
+    for _ in range(3):
+        says(bench, N2, closed)
+        refused = bench.kernel.admissions[N2]
+        assert refused.standing is Admittance.REFUSED and "compute mode" in refused.why and not refused.strikes
+        waited(bench, PAROLE_S + 1.0)
+        assert standing(bench, N2) is Admittance.CHECKING
+    says(bench, N2, closed)
+    bench.tell(ReleaseRequested(node=N2))
+    assert standing(bench, N2) is Admittance.CHECKING
+    assert standing(says(bench, N2, WELL), N2) is Admittance.ADMITTED
+
+
+def test_a_node_that_was_started_again_is_waited_for_like_a_new_one() -> None:
+    bench = a_bench().see_nodes()
+    for node in (N0, N1):
+        says(bench, node, WELL)
+    for status in (NodeStatus.LOST, NodeStatus.UP):
+        bench.nodes[N0] = replace(bench.nodes[N0], status=status, life=f"{N0}-{status}")
+        bench.see_nodes()
+    assert not bench.kernel.admissions[N0].was_admitted
+    bench.submitted().probed()
+    assert not bench.record.planning, "it would begin on one node and grow at once"
+    assert says(bench, N0, WELL).record.planning

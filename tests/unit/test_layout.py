@@ -242,3 +242,18 @@ def test_any_one_device_can_be_lost_without_missing_anything(profile: Profile, p
     lost = data.draw(st.sampled_from(plan.devices))
     result = transfers({d: held.held(d) for d in plan.devices if d != lost}, held)
     assert not result.missing
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_one_of_d_replicas_that_is_replaced_moves_a_dth_of_all_that_is_held(count: int) -> None:
+    line = Line(name="0.w", shape=(count, 8, BLOCK), split=True, layers=(0,), decay=True)
+    profile = Profile(num_layers=1, lines=(line,), divisors=(), activation_bytes=64)
+    plan = a_plan([a_device(node) for node in range(count)], layers=1)
+    whole = layout(plan, profile, mirrors=1)
+    held = {device: whole.held(device) for device in plan.devices}
+    total = sum(len(interval) for intervals in held.values() for interval in intervals)
+    for lost in plan.devices:
+        left = {device: intervals for device, intervals in held.items() if device != lost}
+        found = transfers(left, whole)
+        moved = sum(len(move.interval) for move in found.moves if move.source != move.target)
+        assert not found.lacking and moved * count == total

@@ -17,6 +17,7 @@ from orchestrator.domain.errors import Unavailable
 from orchestrator.recovery import admission
 from worker import nodecheck, selftest
 from worker.nodecheck import PAIR_BYTES, CheckOrder, Meeting, check
+from worker.outcome import Outcome
 
 LOOPBACK = "127.0.0.1"
 
@@ -44,11 +45,12 @@ def test_a_product_with_one_wrong_element_is_found(tmp_path: Path, monkeypatch: 
 def test_an_accelerator_that_a_job_fills_is_not_tested_and_nothing_is_held_against_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers = [(True, "passed", 700.0), (None, "it could not be tested, its memory is in use", 0.0)]
+    answers = [(Outcome.PASSED, "passed", 700.0), (Outcome.BUSY, "it could not be tested, its memory is in use", 0.0)]
     monkeypatch.setattr(nodecheck, "_selftest", lambda index: answers[index])
     wrong: list[str] = []
+    untried: list[str] = []
     said: list[str] = []
-    assert nodecheck._accelerators(2, wrong, said) == 700.0 and not wrong
+    assert nodecheck._accelerators(2, wrong, untried, said) == 700.0 and not wrong and not untried
     assert said[0] == "device 1: it could not be tested, its memory is in use"
 
 
@@ -62,7 +64,41 @@ def test_a_full_accelerator_says_that_it_was_not_tested(
     monkeypatch.setattr("sys.argv", ["selftest", "0"])
     selftest.main()
     answer = json.loads(capsys.readouterr().out)
-    assert not answer["passed"] and not answer["tried"] and "memory is in use" in answer["message"]
+    assert not answer["passed"] and answer["outcome"] == Outcome.BUSY and "memory is in use" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", Outcome.UNUSABLE),
+        ("CUDA error: an illegal memory access was encountered", Outcome.WRONG),
+    ],
+)
+def test_a_device_that_lets_nobody_in_is_told_from_a_broken_one(
+    said: str, outcome: Outcome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def closed(device: torch.device) -> tuple[str, ...]:
+        raise RuntimeError(f"{said}\nCUDA kernel errors might be asynchronously reported")
+
+    monkeypatch.setattr(selftest, "examine", closed)
+    monkeypatch.setattr("sys.argv", ["selftest", "0"])
+    selftest.main()
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["outcome"] == outcome and said in answer["message"] and not answer["passed"]
+
+
+def test_a_self_test_that_does_not_end_is_said_and_is_nobodys_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sleeper = tmp_path / "python"
+    sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(sleeper))
+    monkeypatch.setattr(nodecheck, "SELFTEST_S", 0.2)
+    wrong: list[str] = []
+    untried: list[str] = []
+    nodecheck._accelerators(1, wrong, untried, [])
+    assert not wrong and "did not end within 0.2 s" in untried[0]
 
 
 def test_two_machines_meet(tmp_path: Path) -> None:

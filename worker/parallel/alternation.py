@@ -56,7 +56,7 @@ class Alternation:
         self._before = pp.index - 1 if pp.index else None
         self._after = pp.index + 1 if pp.index + 1 < pp.size else None
         self._shape, self._dtype, self._device = shape, dtype, device
-        self._pace = pace or Pace(0.0, "", 0, 1)
+        self._pace = pace or Pace(0.0, 1.0, 0, 1)
         self._stopwatch = stopwatch or ProcessorStopwatch()
 
     def run(self, count: int, forward: Forward, done: Callable[[int], None]) -> None:
