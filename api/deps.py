@@ -6,6 +6,7 @@ than answering it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
@@ -23,6 +24,7 @@ from .problems import Problem, invalid
 from .scoped import ScopedDesk
 from .settings import ApiSettings
 
+_TAG = re.compile(r'"([0-9]{1,15})"')
 Model = TypeVar("Model", bound=schemas.Request)
 
 
@@ -75,6 +77,21 @@ async def get_key(idempotency_key: Annotated[str | None, Header(alias="Idempoten
     return key
 
 
+async def get_match(if_match: Annotated[str | None, Header(alias="If-Match", max_length=1000)] = None) -> int | None:
+    """The revision that a change rests on; None where it rests on none. Raises Problem."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    quoted = _TAG.fullmatch(if_match.strip())
+    if quoted is None:
+        allowed = 'the ETag of one answer, for example "7", or *'
+        raise invalid("If-Match", if_match, f"must be {allowed}", allowed)
+    return int(quoted[1])
+
+
+def etag(revision: int) -> str:
+    return f'"{revision}"'
+
+
 async def get_job_id(job_id: Annotated[str, Path(max_length=100)]) -> JobId:
     return JobId(job_id)
 
@@ -83,6 +100,7 @@ TheDesk = Annotated[Desk, Depends(get_desk)]
 TheSettings = Annotated[ApiSettings, Depends(get_settings)]
 TheMetrics = Annotated[Metrics, Depends(get_metrics)]
 TheJobId = Annotated[JobId, Depends(get_job_id)]
+TheMatch = Annotated[int | None, Depends(get_match)]
 TheKey = Annotated[str | None, Depends(get_key)]
 
 

@@ -157,7 +157,8 @@ async def _page(desk: Desk, job: JobId, stirred: asyncio.Event) -> AsyncIterator
     shown_at = 0.0
     while True:
         stirred.clear()
-        found = projections.job(await desk.get(job), time.time())
+        revision = await desk.revision(job)
+        found = projections.job(await desk.get(job), revision, time.time())
         if shown is None or _still(found) != _still(shown) or (found != shown and time.monotonic() - shown_at > FIGURES_S):
             shown, shown_at = found, time.monotonic()
             yield "job", found, ""

@@ -289,6 +289,8 @@ class SizeView(View):
 
 
 class JobView(JobSummary):
+    revision: int = 0
+    """Grows with each thing asked of the job and each change a person would decide on; no step moves it."""
     tokens_per_step: int
     typical_step_s: float | None
     num_params: int | None

@@ -122,7 +122,16 @@ class Desk(Protocol):
         """
         ...
 
-    async def command(self, command: Command) -> str: ...
+    async def command(self, command: Command, expected: int | None = None) -> str:
+        """Record it for the supervisor. expected: the job's revision it rests on; where that has changed nothing is written.
+
+        Raises Outdated, Unavailable.
+        """
+        ...
+
+    async def revision(self, job: JobId) -> int:
+        """See domain/revision.py; 0 where there is no such job. Ask before the record: a record is then never older."""
+        ...
 
     async def get(self, job: JobId) -> JobRecord:
         """Raises NotFound."""

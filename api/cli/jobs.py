@@ -33,6 +33,10 @@ PATIENT_S = 30.0
 LOG_POLL_S = 0.5
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="An id, a name, or `last`.")]
+IfRevision = Annotated[
+    int | None,
+    typer.Option("--if-revision", min=0, help="Only if it is still as `everstep get` showed it then."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
@@ -210,6 +214,7 @@ def scale(
     priority: Annotated[
         int | None, typer.Option("--priority", "-p", help="Higher ones come first and take devices from lower ones.")
     ] = None,
+    if_revision: IfRevision = None,
     as_json: AsJson = False,
 ) -> None:
     """Change how many devices a job has, or its priority; it moves while it trains, and no step is lost."""
@@ -218,7 +223,9 @@ def scale(
         raise typer.Exit(USAGE)
     client = session_of(ctx).client()
     job_id = find_job(client, job)
-    accepted = client.resize(job_id, target=devices, min_devices=least, max_devices=most, priority=priority)
+    accepted = client.resize(
+        job_id, target=devices, min_devices=least, max_devices=most, priority=priority, if_revision=if_revision
+    )
     if as_json:
         print_json(accepted)
     else:

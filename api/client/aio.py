@@ -111,15 +111,15 @@ class AsyncClient:
     async def job(self, job: str) -> JobView:
         return await self.send(calls.job(job))
 
-    async def cancel(self, job: str) -> AcceptedView:
-        return await self.send(calls.verb(job, "cancel"))
+    async def cancel(self, job: str, *, if_revision: int | None = None) -> AcceptedView:
+        return await self.send(calls.verb(job, "cancel", if_revision))
 
-    async def pause(self, job: str) -> AcceptedView:
+    async def pause(self, job: str, *, if_revision: int | None = None) -> AcceptedView:
         """It makes one more step, saves it, and holds no device until it is resumed."""
-        return await self.send(calls.verb(job, "pause"))
+        return await self.send(calls.verb(job, "pause", if_revision))
 
-    async def resume(self, job: str) -> AcceptedView:
-        return await self.send(calls.verb(job, "resume"))
+    async def resume(self, job: str, *, if_revision: int | None = None) -> AcceptedView:
+        return await self.send(calls.verb(job, "resume", if_revision))
 
     async def to_many(
         self,
@@ -141,9 +141,10 @@ class AsyncClient:
         min_devices: int | None = None,
         max_devices: int | None = None,
         priority: int | None = None,
+        if_revision: int | None = None,
     ) -> AcceptedView:
         """In devices; what is left out stays. target: how many it should have now; 0: as many as it can use."""
-        return await self.send(calls.resize(job, target, min_devices, max_devices, priority))
+        return await self.send(calls.resize(job, target, min_devices, max_devices, priority, if_revision))
 
     async def queue(self) -> list[WaitingView]:
         """Jobs without devices, the next one first, and why each waits."""

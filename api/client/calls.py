@@ -96,8 +96,10 @@ def job(id: str) -> Call[JobView]:
     return Call(method="GET", path=job_path(id), read=one(JobView))
 
 
-def verb(id: str, name: Literal["cancel", "pause", "resume", "checkpoint"]) -> Call[AcceptedView]:
-    return Call(method="POST", path=f"{job_path(id)}:{name}", read=one(AcceptedView))
+def verb(
+    id: str, name: Literal["cancel", "pause", "resume", "checkpoint"], revision: int | None = None
+) -> Call[AcceptedView]:
+    return Call(method="POST", path=f"{job_path(id)}:{name}", read=one(AcceptedView), **resting_on(revision))
 
 
 def to_many(
@@ -112,11 +114,21 @@ def to_many(
 
 
 def resize(
-    id: str, target: int | None, min_devices: int | None, max_devices: int | None, priority: int | None = None
+    id: str,
+    target: int | None,
+    min_devices: int | None,
+    max_devices: int | None,
+    priority: int | None = None,
+    revision: int | None = None,
 ) -> Call[AcceptedView]:
     wanted = {"target": target, "min_devices": min_devices, "max_devices": max_devices, "priority": priority}
     body = {name: value for name, value in wanted.items() if value is not None}
-    return Call(method="PATCH", path=job_path(id), read=one(AcceptedView), body=body)
+    return Call(method="PATCH", path=job_path(id), read=one(AcceptedView), body=body, **resting_on(revision))
+
+
+def resting_on(revision: int | None) -> dict[str, Any]:
+    """A change of a job that was looked at. Never sent twice: the first try, whose answer was lost, is itself a change."""
+    return {} if revision is None else {"headers": {"If-Match": f'"{revision}"'}, "is_repeatable": False}
 
 
 def queue() -> Call[list[WaitingView]]:

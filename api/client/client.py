@@ -111,15 +111,15 @@ class Client:
     def job(self, job: str) -> JobView:
         return self.send(calls.job(job))
 
-    def cancel(self, job: str) -> AcceptedView:
-        return self.send(calls.verb(job, "cancel"))
+    def cancel(self, job: str, *, if_revision: int | None = None) -> AcceptedView:
+        return self.send(calls.verb(job, "cancel", if_revision))
 
-    def pause(self, job: str) -> AcceptedView:
+    def pause(self, job: str, *, if_revision: int | None = None) -> AcceptedView:
         """It makes one more step, saves it, and holds no device until it is resumed."""
-        return self.send(calls.verb(job, "pause"))
+        return self.send(calls.verb(job, "pause", if_revision))
 
-    def resume(self, job: str) -> AcceptedView:
-        return self.send(calls.verb(job, "resume"))
+    def resume(self, job: str, *, if_revision: int | None = None) -> AcceptedView:
+        return self.send(calls.verb(job, "resume", if_revision))
 
     def to_many(
         self,
@@ -141,9 +141,10 @@ class Client:
         min_devices: int | None = None,
         max_devices: int | None = None,
         priority: int | None = None,
+        if_revision: int | None = None,
     ) -> AcceptedView:
         """In devices; what is left out stays. target: how many it should have now; 0: as many as it can use."""
-        return self.send(calls.resize(job, target, min_devices, max_devices, priority))
+        return self.send(calls.resize(job, target, min_devices, max_devices, priority, if_revision))
 
     def queue(self) -> list[WaitingView]:
         """Jobs without devices, the next one first, and why each waits."""

@@ -19,13 +19,14 @@ from orchestrator.adapters.redis_store import RedisStore
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
-from orchestrator.domain.errors import Conflict, NotFound, Refused, StaleTerm, Unavailable
-from orchestrator.domain.events import CancelRequested, HistoryEntry, JobSubmitted, StepRecord
+from orchestrator.domain.errors import Conflict, NotFound, Outdated, Refused, StaleTerm, Unavailable
+from orchestrator.domain.events import CancelRequested, HistoryEntry, JobSubmitted, ResizeRequested, StepRecord
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import JobRecord, Probing, Queued, Succeeded
 from orchestrator.domain.quarantine import Quarantine, Standing
 from orchestrator.domain.queue import Project, Waiting, WaitReason
+from orchestrator.domain.size import Size
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
 from orchestrator.ports import Commit, Desk, Gap, StateStore
 from tests.admitted import ADMISSIONS
@@ -360,6 +361,39 @@ async def test_idempotency_key_answers_with_the_first_job(kind: Kind) -> None:
     assert await desk.submit(C, SPEC, 13.0, "another key", "body") == (C, True)
     assert [job.id for job in (await desk.list(10, None)).jobs] == [C, A]
     assert len(await store.commands("0", 0)) == 2
+
+
+@running
+async def test_a_revision_counts_what_is_asked_and_what_is_decided_on_and_no_steps(kind: Kind) -> None:
+    store, desk = kind.open()
+    assert await desk.revision(A) == 0
+    await desk.submit(A, SPEC, 10.0, None, "body")
+    term = await held(store)
+    await store.commit(term, Commit(jobs={A: a_job()}))
+    begun = await desk.revision(A)
+    assert begun > 0
+    await store.commit(term, Commit(jobs={A: a_job(committed=Step(3))}))
+    assert await desk.revision(A) == begun, "a step is nothing that anybody decides on"
+    await store.commit(term, Commit(jobs={A: a_job(size=Size(target=2))}))
+    await desk.command(CancelRequested(job=B))
+    assert await desk.revision(A) == begun + 1
+    await desk.command(CancelRequested(job=A), begun + 1)
+    assert await desk.revision(A) == begun + 2
+
+
+@running
+async def test_of_commands_that_rest_on_one_revision_one_is_written_and_the_others_change_nothing(kind: Kind) -> None:
+    store, desk = kind.open()
+    await desk.submit(A, SPEC, 10.0, None, "body")
+    seen, cursor = await desk.revision(A), (await store.commands("0", 0))[-1][0]
+    wanted = [ResizeRequested(job=A, size=Size(target=number)) for number in range(1, 21)]
+    answers = await asyncio.gather(*(desk.command(one, seen) for one in wanted), return_exceptions=True)
+    assert sorted(isinstance(one, Outdated) for one in answers) == [False] + [True] * 19
+    refusal = next(one for one in answers if isinstance(one, Outdated))
+    assert str(refusal).startswith(f"job-a is at revision {seen + 1} and this was asked for revision {seen}")
+    ((_, written),) = await store.commands(cursor, 0)
+    assert written == wanted[[isinstance(one, str) for one in answers].index(True)]
+    assert await desk.revision(A) == seen + 1
 
 
 @running

@@ -101,6 +101,43 @@ def test_a_bad_field_is_named_with_its_value_and_range_and_nothing_is_recorded(s
     assert not served.desk.job_ids
 
 
+# --- only if it is as it was seen -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["PATCH", "cancel", "pause", "resume", "checkpoint"])
+def test_what_rests_on_an_outdated_look_is_refused_whole(served: Served, http: httpx2.Client, verb: str) -> None:
+    running(served)
+    path = f"/api/v1/jobs/{JOB}" + ("" if verb == "PATCH" else f":{verb}")
+    method, body = ("PATCH", {"target": 2, "priority": 3}) if verb == "PATCH" else ("POST", None)
+
+    def ask(tag: str) -> httpx2.Response:
+        return http.request(method, path, json=body, headers={"If-Match": tag})
+
+    seen = http.get(f"/api/v1/jobs/{JOB}")
+    tag = seen.headers["etag"]
+    assert tag == f'"{seen.json()["revision"]}"'
+    served.desk.step(JOB, loss=4.0)
+    assert http.get(f"/api/v1/jobs/{JOB}").headers["etag"] == tag, "a step changes nothing that anybody decides on"
+    assert ask(tag).status_code == 202
+    asked = len(served.desk.asked)
+    assert asked == (2 if verb == "PATCH" else 1), "both parts of one request are written"
+    late = ask(tag)
+    assert late.status_code == 412 and late.headers["content-type"] == PROBLEM
+    assert late.json()["type"] == "urn:everstep:problem:outdated" and "look at it again" in late.json()["detail"]
+    assert len(served.desk.asked) == asked
+    assert ask("*").status_code == ask(http.get(f"/api/v1/jobs/{JOB}").headers["etag"]).status_code == 202
+    assert ask('W/"1"').status_code == ask("1").status_code == 422
+
+
+def test_two_people_who_scale_what_both_have_seen_do_not_undo_each_other(served: Served, client: Client) -> None:
+    running(served)
+    seen = client.job(JOB).revision
+    client.resize(JOB, target=2, if_revision=seen)
+    with pytest.raises(ApiError, match="look at it again") as refused:
+        client.resize(JOB, target=8, if_revision=seen)
+    assert (refused.value.status, refused.value.kind) == (412, "outdated")
+
+
 # --- checkpoints ---------------------------------------------------------------------------------------------------------
 
 

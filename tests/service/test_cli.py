@@ -259,6 +259,17 @@ def test_events_and_logs_of_the_past(served: Served) -> None:
 # --- commanding ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_change_may_rest_on_what_was_seen(served: Served) -> None:
+    running(served)
+    seen = json.loads(everstep(served, "get", JOB, "--json").stdout)["revision"]
+    assert f"revision  {seen}" in everstep(served, "get", JOB).stdout
+    assert everstep(served, "scale", JOB, "2", "--if-revision", str(seen)).exit_code == 0
+    late = everstep(served, "cancel", JOB, "--if-revision", str(seen))
+    assert late.exit_code == 1 and f"is at revision {seen + 1}" in late.stderr
+    assert [type(one) for one in served.desk.asked] == [ResizeRequested]
+    assert everstep(served, "cancel", "-l", "a=b", "--if-revision", "1").exit_code == 2
+
+
 def test_commands_reach_the_supervisor(served: Served) -> None:
     running(served)
     served.desk.set_nodes(Node(id=NodeId("node-1"), kind="H100", num_devices=2))

@@ -117,8 +117,10 @@ export function logOf(job: string, rank: number | null, tail: number): Promise<s
   return asked(api.GET("/api/v1/jobs/{job_id}/logs", { params, parseAs: "text" })) as Promise<string>;
 }
 
-export function resize(job: string, target: number): Promise<Accepted> {
-  return asked(api.PATCH("/api/v1/jobs/{job_id}", { params: { path: { job_id: job } }, body: { target } }));
+/** Refused (412) where the job is not as it was at that revision. */
+export function resize(job: string, target: number, revision: number): Promise<Accepted> {
+  const params = { path: { job_id: job }, header: { "If-Match": `"${revision}"` } };
+  return asked(api.PATCH("/api/v1/jobs/{job_id}", { params, body: { target } }));
 }
 
 export function cancel(job: string): Promise<Accepted> {

@@ -75,7 +75,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Get Job */
+        /**
+         * Get Job
+         * @description With its revision, which is the ETag too: send it back in If-Match to change the job only if it is still as seen.
+         */
         get: operations["get_job"];
         put?: never;
         post?: never;
@@ -1741,6 +1744,11 @@ export interface components {
             reason: string;
             /** Recoveries */
             recoveries: number;
+            /**
+             * Revision
+             * @default 0
+             */
+            revision: number;
             size: components["schemas"]["SizeView"];
             /**
              * Spares
@@ -2661,7 +2669,9 @@ export interface operations {
     resize: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "If-Match"?: string | null;
+            };
             path: {
                 job_id: string;
             };
@@ -2910,7 +2920,9 @@ export interface operations {
     cancel: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "If-Match"?: string | null;
+            };
             path: {
                 job_id: string;
             };
@@ -2941,7 +2953,9 @@ export interface operations {
     checkpoint_now: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "If-Match"?: string | null;
+            };
             path: {
                 job_id: string;
             };
@@ -2972,7 +2986,9 @@ export interface operations {
     pause: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "If-Match"?: string | null;
+            };
             path: {
                 job_id: string;
             };
@@ -3003,7 +3019,9 @@ export interface operations {
     resume: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "If-Match"?: string | null;
+            };
             path: {
                 job_id: string;
             };
