@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from orchestrator.ports import Desk, Foreseer, Keyring
+from orchestrator.ports import Desk, Foreseer, Keyring, Vault
 
 from . import dashboard, problems, views
 from .access import authorize
@@ -42,11 +42,15 @@ TOLD: tuple[type[BaseModel], ...] = (views.EventView, views.StepView, views.GapV
 
 
 def create_app(
-    desk: Desk, settings: ApiSettings, foreseer: Foreseer | None = None, keyring: Keyring | None = None
+    desk: Desk,
+    settings: ApiSettings,
+    foreseer: Foreseer | None = None,
+    keyring: Keyring | None = None,
+    vault: Vault | None = None,
 ) -> FastAPI:
     """Serve it with a graceful shutdown of a second or so: open event streams end only when cut.
 
-    keyring None: whoever reaches it may do everything, so serve it where nobody else can.
+    keyring None: whoever reaches it may do everything, so serve it where nobody else can. vault None: jobs have no secrets.
     """
     app = FastAPI(
         title="Everstep",
@@ -63,6 +67,7 @@ def create_app(
     app.state.foreseer = foreseer
     app.state.lookout = Lookout(desk)
     app.state.keyring = keyring
+    app.state.vault = vault
     app.state.identities = known = Identities(keyring, settings.local_digest, time.time) if keyring is not None else None
     app.state.metrics = Metrics(settings.version, settings.max_metric_jobs)
     problems.install(app)

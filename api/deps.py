@@ -14,7 +14,7 @@ from fastapi import Depends, Header, Path, Request
 
 from orchestrator.domain.access import Principal
 from orchestrator.domain.ids import JobId
-from orchestrator.ports import Desk
+from orchestrator.ports import Desk, Vault
 
 from . import schemas
 from .description import reference
@@ -43,6 +43,11 @@ async def get_settings(request: Request) -> ApiSettings:
 async def get_metrics(request: Request) -> Metrics:
     metrics: Metrics = request.app.state.metrics
     return metrics
+
+
+async def get_vault(request: Request) -> Vault | None:
+    vault: Vault | None = request.app.state.vault
+    return vault
 
 
 async def get_text(request: Request) -> str:
@@ -99,6 +104,7 @@ async def get_job_id(job_id: Annotated[str, Path(max_length=100)]) -> JobId:
 TheDesk = Annotated[Desk, Depends(get_desk)]
 TheSettings = Annotated[ApiSettings, Depends(get_settings)]
 TheMetrics = Annotated[Metrics, Depends(get_metrics)]
+TheVault = Annotated[Vault | None, Depends(get_vault)]
 TheJobId = Annotated[JobId, Depends(get_job_id)]
 TheMatch = Annotated[int | None, Depends(get_match)]
 TheKey = Annotated[str | None, Depends(get_key)]

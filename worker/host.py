@@ -21,7 +21,8 @@ from typing import assert_never
 
 from orchestrator.adapters.index import own_folder
 from orchestrator.adapters.places import place
-from orchestrator.domain.errors import EverstepError, StaleTerm
+from orchestrator.adapters.secret_folder import SecretFolder
+from orchestrator.domain.errors import EverstepError, Refused, StaleTerm
 from orchestrator.domain.ids import Device, EffectId, Generation, Term
 from orchestrator.domain.protocol import (
     BeginJoin,
@@ -31,6 +32,7 @@ from orchestrator.domain.protocol import (
     Envelope,
     FaultCarriedOut,
     FormGeneration,
+    HostFailed,
     HostMessage,
     HostRequest,
     InjectFault,
@@ -52,6 +54,7 @@ from orchestrator.domain.protocol import (
     StopAfter,
     Together,
 )
+from orchestrator.domain.secrecy import Veil
 
 from .checkpoint.dispatch import Dispatch
 from .checkpoint.tier import sweep_left
@@ -234,10 +237,22 @@ class Host:
             if (opened := self._opened_crew().opened) is not None:
                 self._outbox.add(opened)
             return
+        try:
+            secrets = SecretFolder(Path(order.secrets_dir)).environment(order.spec)
+        except Refused as error:
+            self._outbox.add(HostFailed(message=error.message))
+            return
+        self._outbox.veil = Veil(secrets.values())
         self._order = order
         self._dispatch = Dispatch(order, self._outbox.add)
         self._crew = Crew(
-            order, self._address, tell=self._outbox.add, heard=self._take_in, spawned=self._spawned, left=self._collect
+            order,
+            self._address,
+            secrets,
+            tell=self._outbox.add,
+            heard=self._take_in,
+            spawned=self._spawned,
+            left=self._collect,
         )
         self._injection = Injection(self._crew, self._outbox.add, self._end)
         self._crew.start()

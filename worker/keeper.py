@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ def _devices_for(kind: DeviceKind) -> dict[str, str]:
 class Zygote:
     """Used on one asyncio loop. `heard` gets the messages of worker/zygote.py, `ended` its exit code, once."""
 
-    def __init__(self, order: OpenHost, heard: Heard, ended: Callable[[int], None]) -> None:
+    def __init__(self, order: OpenHost, secrets: Mapping[str, str], heard: Heard, ended: Callable[[int], None]) -> None:
         self._order = order
+        self._secrets = secrets
         self._heard = heard
         self._ended = ended
         self._log = Path(order.log_dir) / f"{order.node}-zygote.log"
@@ -55,7 +56,7 @@ class Zygote:
 
     def start(self) -> None:
         """Raises OSError where no process can be started."""
-        environment = _devices_for(self._order.spec.train.device)
+        environment = {**self._secrets, **_devices_for(self._order.spec.train.device)}
         child = start("worker.zygote", codec.dumps(self._order), self._log, environment)
         self._process, self._socket, self._pidfd = child.process, child.socket, child.pidfd
         loop = asyncio.get_running_loop()

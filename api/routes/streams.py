@@ -9,11 +9,13 @@ from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.sse import EventSourceResponse
 
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.secrecy import Veil
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
-from orchestrator.ports import Gap
+from orchestrator.ports import Gap, Vault
 
 from .. import logfiles, projections, views
-from ..deps import TheDesk, TheJobId, TheMetrics, TheSettings
+from ..deps import TheDesk, TheJobId, TheMetrics, TheSettings, TheVault
 from ..streams import event_stream
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["jobs"])
@@ -70,6 +72,7 @@ async def metrics(
 async def logs(
     desk: TheDesk,
     settings: TheSettings,
+    vault: TheVault,
     job_id: TheJobId,
     rank: Annotated[int | None, Query(ge=0, description="A rank of the current generation.")] = None,
     device: Annotated[str | None, Query(max_length=300, description="node/index; outlives a generation.")] = None,
@@ -79,13 +82,19 @@ async def logs(
     """One rank's log. With neither rank nor device: of the rank that failed, else of the first that has one."""
     record = await desk.get(job_id)
     chosen = logfiles.choose(record, settings.log_dir(job_id), rank, device)
-    chunk = await logfiles.read(settings.log_dir(job_id), chosen, tail, offset, settings.max_log_bytes)
+    veil = veil_of(vault, record)
+    chunk = await logfiles.read(settings.log_dir(job_id), chosen, tail, offset, settings.max_log_bytes, veil)
     headers = {
         "X-Next-Offset": str(chunk.next_offset),
         "X-Log-Device": str(chosen),
         "X-Log-Truncated": str(chunk.is_cut).lower(),
     }
     return PlainTextResponse(chunk.text, headers=headers)
+
+
+def veil_of(vault: Vault | None, record: JobRecord) -> Veil:
+    """Over what the job's programs may have printed of its secrets."""
+    return vault.veil(record.spec) if vault is not None and record.spec.secrets else Veil()
 
 
 def _shape(id: str, item: Any) -> Any:

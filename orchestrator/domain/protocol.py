@@ -78,6 +78,8 @@ class OpenHost:
     log_dir: str
     kind: str = ""
     """Of the node's devices."""
+    secrets_dir: str = ""
+    """Where the values are that the job's `secrets` name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,7 @@ def open_host(draft: Draft, node: NodeId) -> None:
             checkpoint_dir=draft.checkpoint_folder,
             log_dir=f"{draft.root}/jobs/{record.id}/logs",
             kind=draft.kinds.get(node, ""),
+            secrets_dir=f"{draft.root}/secrets",
         ),
     )
 

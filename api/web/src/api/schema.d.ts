@@ -1554,6 +1554,10 @@ export interface components {
              */
             project?: string;
             recovery?: components["schemas"]["RecoverySection"];
+            /** Secrets */
+            secrets?: {
+                [key: string]: string;
+            };
             /**
              * Start By S
              * @default 0
