@@ -45,6 +45,7 @@ NEEDS: Mapping[str, Need] = {
     "events": READ,
     "metrics": READ,
     "logs": READ,
+    "log_lines": READ,
     "list_faults": READ,
     "plan": ACT,  # imports the program that the body names,
     "validate": ACT,  # and so does this

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -40,7 +41,7 @@ def choose(record: JobRecord, directory: Path, rank: int | None, device: str | N
     if rank is not None:
         if plan is None:
             raise not_found(f"{record.id} has no ranks yet; wait until it has started")
-        if rank >= plan[1].world_size:
+        if not 0 <= rank < plan[1].world_size:
             allowed = f"0..{plan[1].world_size - 1}"
             raise invalid("rank", rank, f"must be {allowed} in generation {plan[0]}", allowed)
         return plan[1].devices[rank]
@@ -53,6 +54,14 @@ def choose(record: JobRecord, directory: Path, rank: int | None, device: str | N
     if have:
         return parse_device(have[0])
     raise not_found(f"{record.id} has no logs yet; they begin when its first rank starts")
+
+
+def choose_many(record: JobRecord, directory: Path, ranks: Sequence[int], devices: Sequence[str]) -> list[Device]:
+    """Those that are named, of ranks and devices together; every device with a log where none is. Raises Problem."""
+    if not ranks and not devices:
+        return [parse_device(text) for text in devices_with_logs(directory)]
+    named = [choose(record, directory, rank, None) for rank in ranks] + [parse_device(text) for text in devices]
+    return list(dict.fromkeys(named))
 
 
 async def read(directory: Path, device: Device, tail: int | None, offset: int | None, max_bytes: int, veil: Veil) -> Chunk:

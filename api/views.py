@@ -280,6 +280,27 @@ class JobSummary(View):
     finished_at: Instant | None
 
 
+class LogLineView(View):
+    """at: when its node first saw it, to about a second. offset: of its first byte in the log of its device.
+
+    rank: of the current generation; null where the device has none.
+    """
+
+    device: str
+    rank: int | None
+    at: Instant
+    offset: int
+    text: str
+
+
+class LogPageView(View):
+    """next: to go on with, as `after`. is_cut: more is there now; with `tail`, before these lines."""
+
+    lines: tuple[LogLineView, ...]
+    next: str
+    is_cut: bool
+
+
 class SizeView(View):
     """In devices; 0 for no limit."""
 

@@ -65,6 +65,7 @@ from .examination import Examination
 from .injection import Injection, kill_this_process
 from .isolation import GRACE_S, Isolation
 from .leave import Leave
+from .logtimes import LogTimes
 from .lookout import Lookout
 from .mail import Between, FromRank, HandedOver, Passed, Raised, StandsBy, order_frame
 from .outbox import Outbox
@@ -127,6 +128,7 @@ class Host:
         self._copies = Copies()
         self._sweeping: asyncio.Future[None] | None = None
         self._copies_due = 0.0
+        self._log_times = LogTimes()
         self._watching: asyncio.TimerHandle | None = None
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
@@ -441,6 +443,7 @@ class Host:
             self._look_at_copies(time.monotonic())
             self._fork_ahead()
             self._outbox.tick(time.time())
+            self._log_times.note((seat.log for seat in self._opened_crew().at.values()), time.time())
         finally:
             # At round times, so that a look and a tick are one wake-up.
             again_s = self._lookout.look_again_s

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from api.client import ApiError, Client, JobView
+from api.client import Client, JobView
 from api.client.client import read_job_file
-from api.views import TERMINAL
 from orchestrator.domain.job import JobStatus
 
 from . import render
@@ -30,7 +28,6 @@ from .session import (
 
 PATIENT_S = 30.0
 """A follower stays this long with a server that does not answer: it may be starting again."""
-LOG_POLL_S = 0.5
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="An id, a name, or `last`.")]
 IfRevision = Annotated[
@@ -45,7 +42,6 @@ def register(app: typer.Typer) -> None:
     app.command()(ls)
     app.command()(get)
     app.command()(events)
-    app.command()(logs)
     app.command()(wait)
     app.command()(scale)
 
@@ -162,27 +158,6 @@ def events(
             return
 
 
-def logs(
-    ctx: typer.Context,
-    job: Job,
-    is_followed: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="A rank of the current generation.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="node/index, whatever rank sits there.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, max=10000, help="Only the last lines.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """One rank's log: of the rank that failed, else the first."""
-    client = session_of(ctx).client(PATIENT_S if is_followed else 2.0)
-    job_id = find_job(client, job)
-    if is_followed:
-        raise typer.Exit(_follow_log(client, job_id, rank, device, 10 if tail is None else tail))
-    chunk = client.logs(job_id, rank=rank, device=device, tail=tail)
-    if as_json:
-        print_json({"job": job_id, "device": chunk.device, "text": chunk.text, "next_offset": chunk.next_offset})
-    else:
-        typer.echo(chunk.text, nl=False)
-
-
 def wait(
     ctx: typer.Context,
     job: Job,
@@ -266,30 +241,3 @@ def _watch_as_json(client: Client, job_id: str) -> JobView:
     found = client.wait(job_id)
     print_json_line(found)
     return found
-
-
-def _follow_log(client: Client, job_id: str, rank: int | None, device: str | None, tail: int) -> int:
-    offset: int | None = None
-    try:
-        while True:
-            status = client.job(job_id).status
-            try:
-                if offset is None:
-                    chunk = client.logs(job_id, rank=rank, device=device, tail=tail)
-                else:
-                    chunk = client.logs(job_id, device=device, offset=offset)
-            except ApiError as error:
-                # Not there yet: its rank has still to start.
-                if error.status != 404 or status in TERMINAL:
-                    raise
-            else:
-                # A rank's number may move to another device; this log stays with the device it began on.
-                device, offset = chunk.device, chunk.next_offset
-                typer.echo(chunk.text, nl=False)
-                if chunk.text:
-                    continue
-            if status in TERMINAL:
-                return JOB_EXIT[status]
-            time.sleep(LOG_POLL_S)
-    except KeyboardInterrupt:
-        return DETACHED

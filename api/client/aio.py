@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -27,6 +28,7 @@ from api.views import (
     JobPage,
     JobSummary,
     JobView,
+    LogPageView,
     NodeView,
     ProjectView,
     StepView,
@@ -231,6 +233,23 @@ class AsyncClient:
         offset: int | None = None,
     ) -> LogChunk:
         return await self.send(calls.logs(job, rank, device, tail, offset))
+
+    async def log_lines(
+        self,
+        job: str,
+        *,
+        ranks: Sequence[int] = (),
+        devices: Sequence[str] = (),
+        since: datetime | None = None,
+        grep: str = "",
+        tail: int | None = None,
+        after: str = "",
+    ) -> LogPageView:
+        """Logs of many ranks as one, in the order of time; of every device where none is named.
+
+        after: `next` of the page before. since: an aware instant.
+        """
+        return await self.send(calls.log_lines(job, ranks, devices, since, grep, tail, after))
 
     async def validate(self, job: JobLike) -> ForecastView:
         """What a submission would be refused for is raised; else the plan it would get now. Nothing is recorded."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -30,6 +31,7 @@ from api.views import (
     GapView,
     JobPage,
     JobView,
+    LogPageView,
     NodeView,
     ProjectView,
     StepView,
@@ -166,6 +168,21 @@ def logs(id: str, rank: int | None, device: str | None, tail: int | None, offset
     given = {"rank": rank, "device": device, "tail": tail, "offset": offset}
     params = {name: value for name, value in given.items() if value is not None}
     return Call(method="GET", path=f"{job_path(id)}/logs", read=_log, params=params)
+
+
+def log_lines(
+    id: str,
+    ranks: Sequence[int] = (),
+    devices: Sequence[str] = (),
+    since: datetime | None = None,
+    grep: str = "",
+    tail: int | None = None,
+    after: str = "",
+) -> Call[LogPageView]:
+    params: dict[str, Any] = {"rank": list(ranks), "device": list(devices), "grep": grep, "after": after}
+    params |= {} if since is None else {"since": since.astimezone(UTC).isoformat()}
+    params |= {} if tail is None else {"tail": tail}
+    return Call(method="GET", path=f"{job_path(id)}/logs/lines", read=one(LogPageView), params=params)
 
 
 def faults(id: str) -> Call[list[FaultView]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -28,6 +29,7 @@ from api.views import (
     JobPage,
     JobSummary,
     JobView,
+    LogPageView,
     NodeView,
     ProjectView,
     StepView,
@@ -230,6 +232,23 @@ class Client:
         offset: int | None = None,
     ) -> LogChunk:
         return self.send(calls.logs(job, rank, device, tail, offset))
+
+    def log_lines(
+        self,
+        job: str,
+        *,
+        ranks: Sequence[int] = (),
+        devices: Sequence[str] = (),
+        since: datetime | None = None,
+        grep: str = "",
+        tail: int | None = None,
+        after: str = "",
+    ) -> LogPageView:
+        """Logs of many ranks as one, in the order of time; of every device where none is named.
+
+        after: `next` of the page before. since: an aware instant.
+        """
+        return self.send(calls.log_lines(job, ranks, devices, since, grep, tail, after))
 
     def validate(self, job: JobLike) -> ForecastView:
         """What a submission would be refused for is raised; else the plan it would get now. Nothing is recorded."""

@@ -58,6 +58,7 @@ ROUTES: dict[str, Asked] = {
     "events": Asked(VIEWER, "job", "GET", f"{J}/events"),
     "metrics": Asked(VIEWER, "job", "GET", f"{J}/metrics"),
     "logs": Asked(VIEWER, "job", "GET", f"{J}/logs"),
+    "log_lines": Asked(VIEWER, "job", "GET", f"{J}/logs/lines"),
     "list_faults": Asked(VIEWER, "job", "GET", f"{J}/faults"),
     "plan": Asked(OPERATOR, "self", "POST", "/api/v1/plans", {"job": {}}),  # refused before a program is imported
     "validate": Asked(OPERATOR, "self", "POST", "/api/v1/jobs:validate", {"name": "refused"}),

@@ -256,6 +256,20 @@ def test_events_and_logs_of_the_past(served: Served) -> None:
     assert everstep(served, "logs", JOB, "--rank", "9").exit_code == 2
 
 
+def test_lines_of_many_ranks_are_merged_searched_and_followed_to_the_jobs_end(served: Served) -> None:
+    running(served)
+    served.write_log(JOB, "node-1/0", "one\nbad one\n")
+    served.write_log(JOB, "node-2/1", "two\nbad two\n")
+    assert everstep(served, "logs", JOB, "--all").stdout.count("rank") == 4
+    found = everstep(served, "logs", JOB, "-g", "bad", "--json").stdout.splitlines()
+    assert {(one["rank"], one["text"]) for one in map(json.loads, found)} == {(0, "bad one"), (3, "bad two")}
+    assert "rank 3" in everstep(served, "logs", JOB, "--rank", "0", "--rank", "3", "--since", "10m").stdout
+    assert everstep(served, "logs", JOB, "--since", "soon").exit_code == 2
+    served.desk.become(JOB, Failed(at=NOW, message="no"), "failed", "no")
+    followed = everstep(served, "logs", JOB, "-f", "--all", "-n", "1")
+    assert followed.exit_code == 100 and followed.stdout.count("rank") == 1
+
+
 # --- commanding ----------------------------------------------------------------------------------------------------------
 
 

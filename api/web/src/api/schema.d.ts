@@ -172,6 +172,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/{job_id}/logs/lines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Log Lines
+         * @description Logs of many ranks as one, in the order of time. Call again with `after` while `is_cut`, or for what comes later.
+         */
+        get: operations["log_lines"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job_id}/metrics": {
         parameters: {
             query?: never;
@@ -1804,6 +1824,36 @@ export interface components {
             network_gb_s?: number;
         };
         /**
+         * LogLineView
+         * @description at: when its node first saw it, to about a second. offset: of its first byte in the log of its device.
+         *
+         *     rank: of the current generation; null where the device has none.
+         */
+        LogLineView: {
+            /** At */
+            at: string;
+            /** Device */
+            device: string;
+            /** Offset */
+            offset: number;
+            /** Rank */
+            rank: number | null;
+            /** Text */
+            text: string;
+        };
+        /**
+         * LogPageView
+         * @description next: to go on with, as `after`. is_cut: more is there now; with `tail`, before these lines.
+         */
+        LogPageView: {
+            /** Is Cut */
+            is_cut: boolean;
+            /** Lines */
+            lines: components["schemas"]["LogLineView"][];
+            /** Next */
+            next: string;
+        };
+        /**
          * MintedView
          * @description The only answer that ever holds a token's text.
          */
@@ -2842,6 +2892,50 @@ export interface operations {
                 };
                 content: {
                     "text/plain": string;
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    log_lines: {
+        parameters: {
+            query?: {
+                /** @description Of the current generation; repeatable. Default: every log. */
+                rank?: number[] | null;
+                /** @description node/index; repeatable. */
+                device?: string[] | null;
+                /** @description Only lines that were not there yet; RFC 3339. */
+                since?: string | null;
+                /** @description Only lines that hold these words, as they are written. */
+                grep?: string;
+                /** @description Only the last lines. */
+                tail?: number | null;
+                /** @description `next` of an answer: only what has come since. */
+                after?: string;
+            };
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LogPageView"];
                 };
             };
             /** @description Validation Error */
