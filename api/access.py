@@ -40,6 +40,8 @@ NEEDS: Mapping[str, Need] = {
     "cancel_many": ACT,
     "pause_many": ACT,
     "resume_many": ACT,
+    "resize_many": ACT,
+    "submit_as": ACT,
     "list_checkpoints": READ,
     "checkpoint_now": ACT,
     "events": READ,

@@ -23,7 +23,7 @@ from .plan_files import PlanRequest
 from .routes import access, bulk, checkpoints, faults, health, jobs, live, nodes, plans, queue, schemas, streams
 from .schemas import AddNodeRequest, DrainRequest, JobFile, QuotaRequest, ResizeRequest
 from .security import Gatekeeper
-from .selections import SelectionRequest
+from .selections import ResizeManyRequest, SelectionRequest
 from .settings import ApiSettings
 
 ASKED: tuple[type[BaseModel], ...] = (
@@ -32,6 +32,7 @@ ASKED: tuple[type[BaseModel], ...] = (
     AddNodeRequest,
     DrainRequest,
     SelectionRequest,
+    ResizeManyRequest,
     FaultRequest,
     PlanRequest,
     QuotaRequest,

@@ -369,10 +369,14 @@ class ResizeRequest(Request):
     def is_of_size(self) -> bool:
         return not self.min_devices is self.max_devices is self.target is None
 
-    def changed(self, size: Size) -> Size:
-        """Raises Refused where the three contradict each other."""
+    def require_some(self) -> None:
+        """Raises Refused."""
         if not self.is_of_size and self.priority is None:
             raise Refused("nothing is to be changed; send min_devices, max_devices, target or priority")
+
+    def changed(self, size: Size) -> Size:
+        """Raises Refused where the three contradict each other."""
+        self.require_some()
         wanted = self.model_dump(exclude={"priority"})
         now = replace(size, **{name: value for name, value in wanted.items() if value is not None})
         if now.max_devices and now.max_devices < now.min_devices:

@@ -47,6 +47,8 @@ class BulkView(View):
     jobs: tuple[str, ...]
     dry_run: bool
     message: str
+    refused: tuple[str, ...] = ()
+    """Selected, and why not: the newest hundred of them."""
 
 
 class FaultAcceptedView(AcceptedView):

@@ -80,9 +80,12 @@ class AsyncClient:
 
     # --- jobs ----------------------------------------------------------------------------------------------------------
 
-    async def submit(self, job: JobLike, key: str | None = None) -> SubmittedView:
-        """A job file (its relative paths count from its own folder) or the same as a mapping. Raises Refused too."""
-        return await self.send(calls.submit(job, key))
+    async def submit(self, job: JobLike, key: str | None = None, *, id: str | None = None) -> SubmittedView:
+        """A job file (its relative paths count from its own folder) or the same as a mapping. Raises Refused too.
+
+        id: one of your own (`job-nightly-7`), under which the same job is recorded once, and no other.
+        """
+        return await self.send(calls.submit(job, key, id))
 
     async def run(self, job: JobLike, key: str | None = None) -> AsyncJob:
         """Submit it, and have a handle to it."""
@@ -147,6 +150,22 @@ class AsyncClient:
     ) -> AcceptedView:
         """In devices; what is left out stays. target: how many it should have now; 0: as many as it can use."""
         return await self.send(calls.resize(job, target, min_devices, max_devices, priority, if_revision))
+
+    async def resize_many(
+        self,
+        *,
+        target: int | None = None,
+        min_devices: int | None = None,
+        max_devices: int | None = None,
+        priority: int | None = None,
+        state: Sequence[str] = (),
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> BulkView:
+        """As resize, of every open job that is in one of these states, has this name and carries all of these labels."""
+        sizes = {"target": target, "min_devices": min_devices, "max_devices": max_devices, "priority": priority}
+        return await self.send(calls.resize_many(sizes, state, name, labels, dry_run))
 
     async def queue(self) -> list[WaitingView]:
         """Jobs without devices, the next one first, and why each waits."""

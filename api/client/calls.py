@@ -81,7 +81,9 @@ class LogChunk:
 # --- jobs ----------------------------------------------------------------------------------------------------------------
 
 
-def submit(job: JobLike, key: str | None = None) -> Call[SubmittedView]:
+def submit(job: JobLike, key: str | None = None, id: str | None = None) -> Call[SubmittedView]:
+    if id is not None:
+        return Call(method="PUT", path=job_path(id), read=one(SubmittedView), body=body_of(job))
     headers = {"Idempotency-Key": key or secrets.token_hex(16)}
     return Call(method="POST", path="/api/v1/jobs", read=one(SubmittedView), body=body_of(job), headers=headers)
 
@@ -113,6 +115,18 @@ def to_many(
 ) -> Call[BulkView]:
     body = {"state": list(state), "name": job_name, "labels": dict(labels or {}), "dry_run": dry_run}
     return Call(method="POST", path=f"/api/v1/jobs:{name}", read=one(BulkView), body=body)
+
+
+def resize_many(
+    sizes: Mapping[str, int | None],
+    state: Sequence[str],
+    job_name: str | None,
+    labels: Mapping[str, str] | None,
+    dry_run: bool,
+) -> Call[BulkView]:
+    body = {"state": list(state), "name": job_name, "labels": dict(labels or {}), "dry_run": dry_run}
+    wanted = {name: value for name, value in sizes.items() if value is not None}
+    return Call(method="POST", path="/api/v1/jobs:resize", read=one(BulkView), body=body | {"resize": wanted})
 
 
 def resize(

@@ -7,12 +7,12 @@ import time
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import Field
 
 from orchestrator.domain.access import Principal
 from orchestrator.domain.codec import dumps
-from orchestrator.domain.errors import Conflict
+from orchestrator.domain.errors import Conflict, NotFound
 from orchestrator.domain.events import (
     CancelRequested,
     HistoryEntry,
@@ -21,15 +21,17 @@ from orchestrator.domain.events import (
     ResizeRequested,
     ResumeRequested,
 )
+from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord, JobStatus, Probing, Queued
+from orchestrator.domain.spec import JobSpec
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
 
 from .. import projections, views
 from ..access import ThePrincipal
 from ..deps import TheDesk, TheJobId, TheKey, TheMatch, body_of, document, etag, get_text, parse
-from ..ids import new_job_id
-from ..problems import Problem, conflict
+from ..ids import OWN_IDS, is_own_id, new_job_id
+from ..problems import Problem, conflict, invalid
 from ..schemas import JobFile, ResizeRequest, read
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
@@ -51,15 +53,9 @@ async def submit(
     text: Annotated[str, Depends(get_text)],
 ) -> views.SubmittedView:
     """Record a job. The same Idempotency-Key with the same job answers 200 and the first job; with another job, 422."""
-    job_file = read(JobFile, parse(text, request))
-    spec = job_file.to_spec()
-    if "project" not in job_file.model_fields_set and principal.projects:
-        spec = replace(spec, project=principal.projects[0])
-    now = time.time()
-    # Of what was asked, not of how it was written: a key survives a change of format or whitespace.
-    body_hash = hashlib.sha256(dumps(spec)).hexdigest()
+    spec, now = _spec(read(JobFile, parse(text, request)), principal), time.time()
     try:
-        job, is_new = await desk.submit(new_job_id(now), spec, now, key and _kept(principal, key), body_hash)
+        job, is_new = await desk.submit(new_job_id(now), spec, now, key and _kept(principal, key), _hash(spec))
     except Conflict as error:
         detail = f"Idempotency-Key {key!r} was used for another job; send a new key"
         raise Problem(422, "key-reused", detail) from error
@@ -69,6 +65,47 @@ async def submit(
         response.status_code = 200
         response.headers[REPLAYED] = "true"
     return shown
+
+
+@router.put("/{job_id}", status_code=201, openapi_extra=document(JobFile))
+async def submit_as(
+    job_id: Annotated[str, Path(max_length=63)],
+    request: Request,
+    response: Response,
+    desk: TheDesk,
+    principal: ThePrincipal,
+    text: Annotated[str, Depends(get_text)],
+) -> views.SubmittedView:
+    """Record a job under an id of your own. The same job again answers 200 and changes nothing; another job, 409."""
+    if not is_own_id(job_id):
+        raise invalid("job_id", job_id, f"must be {OWN_IDS}", OWN_IDS)
+    job, spec = JobId(job_id), _spec(read(JobFile, parse(text, request)), principal)
+    try:
+        response.status_code = 200 if await desk.get(job) else 201
+    except NotFound:
+        response.status_code = 201
+    try:
+        await desk.submit(job, spec, time.time(), None, _hash(spec))
+    except Conflict as error:
+        raise conflict(f"{job} is another job's id already; choose another one") from error
+    shown = projections.submitted(await desk.get(job))
+    response.headers["Location"] = shown.url
+    if response.status_code == 200:
+        response.headers[REPLAYED] = "true"
+    return shown
+
+
+def _spec(job_file: JobFile, principal: Principal) -> JobSpec:
+    """Raises Refused."""
+    spec = job_file.to_spec()
+    if "project" not in job_file.model_fields_set and principal.projects:
+        return replace(spec, project=principal.projects[0])
+    return spec
+
+
+def _hash(spec: JobSpec) -> str:
+    """Of what was asked, not of how it was written: a key survives a change of format or whitespace."""
+    return hashlib.sha256(dumps(spec)).hexdigest()
 
 
 def _kept(principal: Principal, key: str) -> str:

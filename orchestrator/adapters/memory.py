@@ -163,7 +163,7 @@ class MemoryStore:
         if used and used[2] > self._clock():
             before, its_body = used[:2]
         elif job in self._jobs:
-            before, its_body = job, self._bodies[job]
+            before, its_body = job, self._bodies.get(job, "")
         else:
             record, command, entry = submission(job, spec, at)
             self._jobs[job] = record

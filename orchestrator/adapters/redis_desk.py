@@ -68,6 +68,8 @@ class RedisDesk:
         )
         outcome, id = status(answer)
         if outcome == "CONFLICT":
+            if id == job:
+                raise Conflict(f"job {id} is another one; use a new id")
             raise Conflict(f"the idempotency key was used for job {id} with another body; use a new key")
         _check_full(outcome)
         return JobId(id), id == job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -25,8 +26,8 @@ JOB_FILE = {
     "train": {"steps": 3, "micro_batches": 4, "micro_batch_size": 2, "sequence": 64},
 }
 VIEWER, OPERATOR, ADMIN, CHAOS = Role.VIEWER, Role.OPERATOR, Role.ADMIN, Role.CHAOS
-About = Literal["job", "jobs", "cluster", "self"]
-"""Whose it is: of one job, of many, of nobody's project, of whoever asks."""
+About = Literal["job", "jobs", "new", "cluster", "self"]
+"""Whose it is: of one job, of many, of none yet, of nobody's project, of whoever asks."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ ROUTES: dict[str, Asked] = {
     "cancel_many": Asked(OPERATOR, "jobs", "POST", "/api/v1/jobs:cancel", {"name": "byte-gpt", "dry_run": True}),
     "pause_many": Asked(OPERATOR, "jobs", "POST", "/api/v1/jobs:pause", {"name": "byte-gpt", "dry_run": True}),
     "resume_many": Asked(OPERATOR, "jobs", "POST", "/api/v1/jobs:resume", {"name": "byte-gpt", "dry_run": True}),
+    "resize_many": Asked(
+        OPERATOR, "jobs", "POST", "/api/v1/jobs:resize", {"name": "byte-gpt", "dry_run": True, "resize": {"target": 2}}
+    ),
+    "submit_as": Asked(OPERATOR, "new", "PUT", J, JOB_FILE),
     "list_checkpoints": Asked(VIEWER, "job", "GET", f"{J}/checkpoints"),
     "checkpoint_now": Asked(OPERATOR, "job", "POST", f"{J}:checkpoint"),
     "events": Asked(VIEWER, "job", "GET", f"{J}/events"),
@@ -191,6 +196,7 @@ def test_a_key_of_one_token_is_none_of_another(server: Guarded, tokens: dict[tup
 
 
 def _ask(server: Guarded, token: str | None, asked: Asked, job: str) -> httpx2.Response:
+    job = f"job-{secrets.token_hex(8)}" if asked.about == "new" else job
     http, path = server.http(token), asked.path.format(job=job)
     content = {} if asked.body is None else {"json": asked.body}
     if "/live" in path:  # never ends by itself

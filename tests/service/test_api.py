@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -99,6 +100,25 @@ def test_a_bad_field_is_named_with_its_value_and_range_and_nothing_is_recorded(s
     ]
     assert problem["request_id"] == answer.headers["x-request-id"]
     assert not served.desk.job_ids
+
+
+def test_a_job_may_have_an_id_of_its_users_own_which_never_names_another(served: Served, http: httpx2.Client) -> None:
+    path = "/api/v1/jobs/job-nightly-7"
+    first, again = (http.put(path, json=a_file()) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 200) and first.json() == again.json()
+    assert again.headers["idempotency-replayed"] == "true" and first.headers["location"] == path
+    other = http.put(path, json=a_file(steps=101))
+    assert other.status_code == 409 and "choose another one" in other.json()["detail"]
+    assert served.desk.job_ids == ["job-nightly-7"] and served.desk.record("job-nightly-7").spec.train.steps == 100
+    for bad in ("nightly", "job-", "job-A", "job-a_b", f"job-{'x' * 60}"):
+        refused = http.put(f"/api/v1/jobs/{bad}", json=a_file())
+        assert refused.status_code == 422, bad
+
+
+def test_twenty_who_submit_one_id_at_once_make_one_job(served: Served, client: Client) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        made = list(pool.map(lambda _: client.submit(a_file(), id="job-one").id, range(20)))
+    assert set(made) == {"job-one"} and served.desk.job_ids == ["job-one"]
 
 
 # --- only if it is as it was seen -----------------------------------------------------------------------------------------

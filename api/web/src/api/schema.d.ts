@@ -80,7 +80,11 @@ export interface paths {
          * @description With its revision, which is the ETag too: send it back in If-Match to change the job only if it is still as seen.
          */
         get: operations["get_job"];
-        put?: never;
+        /**
+         * Submit As
+         * @description Record a job under an id of your own. The same job again answers 200 and changes nothing; another job, 409.
+         */
+        put: operations["submit_as"];
         post?: never;
         delete?: never;
         options?: never;
@@ -346,6 +350,26 @@ export interface paths {
          * @description Pause every open job that the filter selects; with `dry_run`, only say which those are.
          */
         post: operations["pause_many"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs:resize": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resize Many
+         * @description Change the size or priority of every open job that the filter selects; one that may not have it stays as it is.
+         */
+        post: operations["resize_many"];
         delete?: never;
         options?: never;
         head?: never;
@@ -945,6 +969,11 @@ export interface components {
             jobs: string[];
             /** Message */
             message: string;
+            /**
+             * Refused
+             * @default []
+             */
+            refused: string[];
         };
         /** CheckpointSection */
         CheckpointSection: {
@@ -2180,6 +2209,35 @@ export interface components {
             verify?: "off" | "recompute";
         };
         /**
+         * ResizeManyRequest
+         * @description And what each of them is to have.
+         */
+        ResizeManyRequest: {
+            /**
+             * Dry Run
+             * @default false
+             */
+            dry_run?: boolean;
+            /**
+             * Labels
+             * @default {}
+             */
+            labels?: {
+                [key: string]: string;
+            };
+            /**
+             * Name
+             * @default null
+             */
+            name?: string | null;
+            resize: components["schemas"]["ResizeRequest"];
+            /**
+             * State
+             * @default []
+             */
+            state?: components["schemas"]["JobStatus"][];
+        };
+        /**
          * ResizeRequest
          * @description What is left out stays as it is; in devices, but for the priority.
          */
@@ -2720,6 +2778,42 @@ export interface operations {
             };
         };
     };
+    submit_as: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["JobFile"];
+                "application/yaml": components["schemas"]["JobFile"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SubmittedView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
     resize: {
         parameters: {
             query?: never;
@@ -3183,6 +3277,31 @@ export interface operations {
             content: {
                 "application/json": components["schemas"]["SelectionRequest"];
                 "application/yaml": components["schemas"]["SelectionRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkView"];
+                };
+            };
+        };
+    };
+    resize_many: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ResizeManyRequest"];
+                "application/yaml": components["schemas"]["ResizeManyRequest"];
             };
         };
         responses: {
