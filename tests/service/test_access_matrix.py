@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
+from api import live
 from api.access import NEEDS, OPEN
 from orchestrator.domain.access import Role
 from orchestrator.domain.cluster import Node
@@ -181,6 +182,26 @@ def test_the_live_stream_tells_a_limited_token_of_its_projects_only(
             if sse.event == "pulse":  # told after every summary there is
                 break
     assert seen == {"mine"}
+
+
+def test_jobs_of_others_hide_none_of_ones_own_from_the_dashboard(
+    server: Guarded, tokens: dict[tuple[str, bool], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SHOWN_JOBS", 2)
+    monkeypatch.setattr(live, "PAGE", 2)
+    for number in range(6):
+        server.served.desk.add(f"job-newer-{number}", spec=replace(a_spec(), project="foreign"))
+    seen: dict[tuple[str, bool], set[str]] = {}
+    for who in (("viewer", True), ("viewer", False)):
+        seen[who] = set()
+        with server.http(tokens[who]).stream("GET", "/api/v1/live") as answer:
+            for sse in httpx2.EventSource(answer):
+                if sse.event == "summary":
+                    seen[who].add(sse.json()["id"])
+                if sse.event == "pulse":
+                    break
+    assert seen["viewer", False] == {"job-newer-4", "job-newer-5"}
+    assert MINE in seen["viewer", True] and not any("newer" in job for job in seen["viewer", True])
 
 
 def test_a_key_of_one_token_is_none_of_another(server: Guarded, tokens: dict[tuple[str, bool], str]) -> None:
