@@ -20,6 +20,7 @@ from orchestrator.domain import codec
 from orchestrator.domain.protocol import OpenHost
 from orchestrator.domain.spec import DeviceKind
 
+from . import private_tmp
 from .child import start
 from .logs import tail
 
@@ -45,6 +46,7 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._pidfd = -1
+        self._tmp: Path | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -56,7 +58,8 @@ class Zygote:
 
     def start(self) -> None:
         """Raises OSError where no process can be started."""
-        environment = {**self._secrets, **_devices_for(self._order.spec.train.device)}
+        self._tmp = private_tmp.make(self._order.job, os.getpid())
+        environment = {**self._secrets, **_devices_for(self._order.spec.train.device), "TMPDIR": str(self._tmp)}
         child = start("worker.zygote", codec.dumps(self._order), self._log, environment)
         self._process, self._socket, self._pidfd = child.process, child.socket, child.pidfd
         loop = asyncio.get_running_loop()
@@ -105,5 +108,7 @@ class Zygote:
         self._socket.close()
         self._socket = None
         exit_code = self._process.wait()
+        if self._tmp is not None:
+            loop.run_in_executor(None, private_tmp.remove, self._tmp)
         self._process = None
         self._ended(exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import signal
 import time
@@ -427,6 +428,31 @@ async def test_list_is_newest_first_and_pages_hold_still_while_jobs_arrive(kind:
     assert third.next_cursor is None
     with pytest.raises(Refused):
         await desk.list(2, "no such place")
+
+
+@running
+async def test_calls_that_are_given_up_at_any_moment_leave_no_answer_to_another(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    names = [f"whose-{number}" for number in range(8)]
+    jobs = {JobId(name): replace(a_job(JobId(name)), spec=replace(SPEC, name=name)) for name in names}
+    await store.commit(term, Commit(jobs=jobs))
+    chance, got = random.Random(7), 0
+
+    async def ask(job: JobId) -> None:
+        nonlocal got
+        assert (await desk.get(job)).spec.name == job
+        got += 1
+
+    for _ in range(100):
+        asking = [asyncio.ensure_future(ask(chance.choice(list(jobs)))) for _ in range(10)]
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+        for one in chance.sample(asking, 5):
+            one.cancel()
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        assert [one for one in answers if isinstance(one, AssertionError)] == []
+    assert got >= 500
 
 
 # --- streams --------------------------------------------------------------------------------------------------------------
