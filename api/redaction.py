@@ -60,7 +60,7 @@ def revealed(value: Any, place: str = "") -> str:
         case list() | tuple():
             return next((at for index, item in enumerate(value) if (at := revealed(item, f"{place}[{index}]"))), "")
         case str():
-            is_named = is_secret_name(name) and len(value) >= SHORTEST and not _WORD.search(name)
+            is_named = is_secret_name(name) and len(value) >= SHORTEST and value != BLOT and not _WORD.search(name)
             return place if is_named or redacted_text(value) != value else ""
         case _:
             return ""

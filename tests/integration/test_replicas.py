@@ -147,9 +147,9 @@ def test_one_supervisor_and_one_api_of_two_are_killed_at_random_and_clients_see_
             victims = [chance.choice([one for one in service.both(kind) if one]) for kind in (API, SUPERVISOR)]
             for victim in victims:
                 victim.send(signal.SIGKILL)
-            submitted.append(chance.choice(callers).client.submit(TOO_LARGE).id)
             assert wait_for_end(victims, 10)
             service.start_seconds()
+            submitted.append(chance.choice(callers).client.submit(TOO_LARGE).id)  # also to one that is still starting
             job.trains_on(10)
             service.until_whole()
         for caller in callers:
