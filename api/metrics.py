@@ -29,6 +29,7 @@ UNROUTED = "unmatched"
 JOB_SERIES: Mapping[str, str] = {
     "committed_step": "Last committed step.",
     "loss": "Loss of the last committed step.",
+    "eval_loss": "Loss on held-out text, as it was evaluated last.",
     "recoveries": "Recoveries from a fault.",
     "false_alarms": "Suspected hangs that were none, of the job's life.",
     "tokens_per_second": "While it trains, of its typical step.",
@@ -111,6 +112,7 @@ def job_series(record: JobRecord, kinds: Mapping[NodeId, str], now: float) -> di
     return {
         "committed_step": record.committed,
         "loss": answer.loss if answer is not None and answer.losses else None,
+        "eval_loss": shown.evaluation.loss if shown.evaluation else None,
         "recoveries": shown.recoveries,
         "false_alarms": record.false_alarms,
         "tokens_per_second": shown.tokens_per_s or 0.0,

@@ -16,6 +16,7 @@ from orchestrator.domain.copying import Copying
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.faults import Injected
+from orchestrator.domain.generation import Evaluation
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.job import (
     Cancelled,
@@ -93,6 +94,7 @@ def job(record: JobRecord, revision: int, now: float, waiting: Waiting | None = 
         failure=_failure(record),
         attempts=_attempts(record),
         goodput=goodput(record, now),
+        evaluation=evaluation(record.evaluation) if record.evaluation is not None else None,
         spec=job_file(record.spec),
     )
 
@@ -142,12 +144,17 @@ def event(id: str, entry: HistoryEntry) -> views.EventView:
     )
 
 
+def evaluation(found: Evaluation) -> views.EvaluationView:
+    return views.EvaluationView(step=found.step, loss=found.loss)
+
+
 def step(id: str, record: StepRecord) -> views.StepView:
     return views.StepView(
         id=id,
         step=record.answer.step,
         loss=_finite(record.answer.loss),
         norm=_finite(record.answer.norm),
+        eval_loss=record.answer.evaluation.loss if record.answer.evaluation is not None else None,
         tokens=record.tokens,
         seconds=record.seconds,
         generation=record.generation,

@@ -27,6 +27,7 @@ from orchestrator.domain.spec import (
     DataSpec,
     DeviceKind,
     Dtype,
+    EvaluationSpec,
     Exact,
     JobSpec,
     ParallelSpec,
@@ -171,6 +172,11 @@ class TrainSection(Request):
     exact: Exactness = _default(TrainSpec, "exact")
 
 
+class EvaluationSection(Request):
+    every: Annotated[Whole, Field(ge=0, le=10**9)] = _default(EvaluationSpec, "every")
+    micro_batches: Annotated[Whole, Field(ge=1, le=1_000_000)] = _default(EvaluationSpec, "micro_batches")
+
+
 class ParallelSection(Request):
     tp: Degree | None = _default(ParallelSpec, "tp")
     pp: Degree | None = _default(ParallelSpec, "pp")
@@ -217,6 +223,7 @@ class JobFile(Request):
     ]
     data: DataSection
     train: TrainSection
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
     model: dict[str, JsonValue] = _default(JobSpec, "model")
     parallel: ParallelSection = Field(default_factory=ParallelSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)

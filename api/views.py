@@ -311,6 +311,14 @@ class SizeView(View):
     target: int
 
 
+class EvaluationView(View):
+    """What the weights after a step make of the held-out text."""
+
+    step: int
+    loss: float | None
+    """Mean of its tokens; null where that is not finite."""
+
+
 class JobView(JobSummary):
     revision: int = 0
     """Grows with each thing asked of the job and each change a person would decide on; no step moves it."""
@@ -331,6 +339,8 @@ class JobView(JobSummary):
     failure: FailureView | None
     attempts: tuple[AttemptsView, ...] = ()
     goodput: GoodputView | None = None
+    evaluation: EvaluationView | None = None
+    """The newest; null of a job that does not evaluate."""
     spec: dict[str, Any]
     """The job file with every default written out."""
 
@@ -368,6 +378,8 @@ class StepView(View):
     step: int
     loss: float | None
     norm: float | None
+    eval_loss: float | None = None
+    """On held-out text, of the weights that this step began with: those after the step before. Null where none was due."""
     tokens: int
     seconds: float | None
     generation: int

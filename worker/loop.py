@@ -19,7 +19,7 @@ import torch
 
 from orchestrator.domain.checkpoint import Pacing
 from orchestrator.domain.course import Course
-from orchestrator.domain.generation import Answer, Disagrees, Finding, Held, RankReport
+from orchestrator.domain.generation import Answer, Disagrees, Evaluation, Finding, Held, RankReport
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.layout import buckets
 from orchestrator.domain.plan import Plan
@@ -150,6 +150,11 @@ class Trainer:
             raise ValueError(f"step {step} cannot follow {held.step if held else 'nothing'}; restore the generation first")
         with self._noting(session.generation):
             return stint.step(session, step, stop=stop, save=save, rest=rest, pacing=pacing)
+
+    def evaluate(self, session: Session, step: Step) -> Evaluation | None:
+        """Of the final state; None where the job does not evaluate. Raises Aborted, PeerLost."""
+        assert self._stint is not None
+        return self._stint.evaluate(session, step)
 
     @property
     def is_resting(self) -> bool:

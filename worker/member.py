@@ -156,8 +156,9 @@ class Member:
             if trainer.is_stopped and step < last:
                 self._report(generation, None, "asked to stop after this step")
                 return
+        evaluation = trainer.evaluate(session, step) if step == last else None
         self._page.phase(Phase.IDLE, generation, step)
-        self._say(RankFinished(device=self._me, generation=generation, step=step))
+        self._say(RankFinished(device=self._me, generation=generation, step=step, evaluation=evaluation))
 
     def _give(self, donation: Donation, form: FormGeneration) -> None:
         donation.open()

@@ -26,6 +26,7 @@ from orchestrator.domain.profile import BLOCK, Profile, exact_groups, splits_a_b
 from orchestrator.domain.spec import JobSpec
 
 from .data import sources
+from .data.sampling import split
 from .page.layout import MAX_GROUPS, MAX_IDS
 from .program import load_program, source_sha256
 
@@ -58,7 +59,8 @@ def describe(spec: JobSpec) -> Profile:
     place(spec.checkpoint.path)  # what cannot be opened is said now, not after the first interval of steps
     profile = load_program(spec.program).describe(spec)
     tokens = sources.load(spec.data)
-    sources.num_samples(tokens, spec.train.sequence)
+    training, _ = split(tokens, spec.train, spec.evaluation)
+    sources.num_samples(training, spec.train.sequence)
     return replace(_checked(spec, profile), text_sha256=sources.digest(tokens), program_sha256=source_sha256(spec.program))
 
 

@@ -1,6 +1,7 @@
 """A job's undisturbed run: one process, one device, no peers. What every plan and every recovery is compared with.
 
-`python -m worker.reference job.json` prints {"losses": [...], "norms": [...]}, one entry per step.
+`python -m worker.reference job.json` prints {"losses": [...], "norms": [...], "evaluations": {step: loss}}; of losses and
+norms one per step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 
 from orchestrator.domain import codec
-from orchestrator.domain.generation import Answer
+from orchestrator.domain.generation import Answer, Evaluation
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
 from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
 from orchestrator.domain.protocol import FormGeneration, FromSeed
@@ -66,10 +67,11 @@ def run(
     steps: int | None = None,
     look: Callable[[Trainer, Answer], None] = lambda trainer, answer: None,
     snapshots: Snapshots | None = None,
+    evaluated: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> list[Answer]:
     """The first `steps` steps of the job (all of them by default), from its seed. Raises Refused, TrainingDiverged.
 
-    look: is shown the trainer after each step, and takes what snapshots it likes.
+    look: is shown the trainer after each step, and takes what snapshots it likes. evaluated: is told of each evaluation.
     """
     processor = device_of(spec.train.device, 0)
     processor.activate()
@@ -98,12 +100,19 @@ def run(
     for step in range(1, (steps or spec.train.steps) + 1):
         answers.append(trainer.step(session, Step(step)))
         look(trainer, answers[-1])
+    found = [answer.evaluation for answer in answers]
+    if len(answers) == spec.train.steps:
+        found.append(trainer.evaluate(session, answers[-1].step))
+    for one in filter(None, found):
+        evaluated(one)
     return answers
 
 
 def main() -> None:
-    answers = run(codec.loads(JobSpec, Path(sys.argv[1]).read_bytes()))
-    print(json.dumps({"losses": [answer.loss for answer in answers], "norms": [answer.norm for answer in answers]}))
+    evaluations: list[Evaluation] = []
+    answers = run(codec.loads(JobSpec, Path(sys.argv[1]).read_bytes()), evaluated=evaluations.append)
+    curve = {"losses": [answer.loss for answer in answers], "norms": [answer.norm for answer in answers]}
+    print(json.dumps(curve | {"evaluations": {one.step: one.loss for one in evaluations}}))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
             ^                                                                        |`- passed: the step is committed
             `---- exact mode, where the scale did not fit: everybody runs it again --'
 
+Where it is due, held-out text is evaluated first, under the weights that the step before left; the vote tells of that too.
+
 It owns the order within a step and what is compared and saved after it: the state, or of a journal entry the gradient that
 led to it. It refuses to know how its seat came about and what becomes of what it raises.
 """
@@ -12,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 
 import torch
 
 from orchestrator.domain.checkpoint import CheckpointKind, Pacing
 from orchestrator.domain.course import Course
-from orchestrator.domain.generation import Answer
+from orchestrator.domain.generation import Answer, Evaluation
 from orchestrator.domain.ids import Step
 from orchestrator.domain.spec import JobSpec
 
@@ -34,8 +37,9 @@ from .state.buffers import Buffers
 from .state.holdings import Holdings
 from .state.kept import Kept
 
-_WORDS = 5
-"""Of a ballot, before what is compared: ranks asked to stop, to save, without room, the new pacing, ranks asked to rest."""
+_WORDS = 6
+"""Of a ballot, before what is compared: ranks asked to stop, to save, without room, the new pacing, ranks asked to rest,
+and the summed loss of held-out text."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +76,9 @@ class Stint:
         data, held, gradients, kept = self.data, self.held, self.gradients, self.kept
         generation, progress = session.generation, self.progress
         gradients.begin(kept.maxima)
+        before = Step(step - 1)
+        is_evaluated = self.spec.evaluation.is_due(before, self.spec.train.steps)
+        evaluated = self._evaluated(session, before) if is_evaluated else 0.0
         answer = None
         while answer is None:
             progress.phase(Phase.COMPUTE, generation, step)
@@ -91,7 +98,7 @@ class Stint:
             progress.phase(Phase.VOTE, generation, step)
             faultpoint("before_vote")
             self._vote_for(step)
-            asked = [float(stop), float(save), float(self._has_no_room(step)), _word(pacing), float(rest)]
+            asked = [float(stop), float(save), float(self._has_no_room(step)), _word(pacing), float(rest), evaluated]
             words = ballot.new_tensor(asked)
             total = session.vote(torch.cat([words, of_copies, ballot]), gradients.num_maxima)
             sums, found = total[_WORDS : _WORDS + Copies.NUM_ENTRIES], total[_WORDS + Copies.NUM_ENTRIES :]
@@ -107,6 +114,8 @@ class Stint:
                 # voted: should a later pass be committed, it has voted in that one too, with that one's gradients.
                 self._vote_for(Step(step - 1))
         self.feeders.is_stopping = bool(total[0] > 0)
+        if is_evaluated:
+            answer = replace(answer, evaluation=self._evaluation(before, float(total[5])))
         kept.answer, kept.maxima = answer, answer.maxima
         computed_s = self.stage.computed_s()
         progress.computed(computed_s if self.has_stepped else 0.0)
@@ -138,6 +147,25 @@ class Stint:
         if self.is_resting:
             self.snapshots.copied()  # no later step will wait for it
         return answer
+
+    def evaluate(self, session: Session, step: Step) -> Evaluation | None:
+        """Of the last step, which no other follows to tell of it; None where the job does not evaluate."""
+        if not self.spec.evaluation.is_due(step, self.spec.train.steps):
+            return None
+        total = session.vote(torch.tensor([self._evaluated(session, step)], dtype=torch.float64))
+        return self._evaluation(step, float(total[0]))
+
+    def _evaluated(self, session: Session, step: Step) -> float:
+        """What this rank puts into a vote: all of its tensor-parallel group have the same."""
+        self.progress.phase(Phase.EVALUATE, session.generation, step)
+        faultpoint("in_evaluation")
+        total = self.stage.evaluate()
+        return total if session.seat.tp == 0 else 0.0
+
+    def _evaluation(self, step: Step, total: float) -> Evaluation:
+        train = self.spec.train
+        loss = total / (self.spec.evaluation.micro_batches * train.micro_batch_size * train.sequence)
+        return Evaluation(step=step, loss=loss if isfinite(loss) else None)
 
     def _computed(self, session: Session, step: Step) -> Mapping[int, float]:
         """Forward and backward of every id; with `recovery.verify`, of one more that another pipeline computes as well."""

@@ -45,6 +45,7 @@ class Kind(StrEnum):
     FIRST = "first step"
     STEP = "step"
     SAVE = "save"
+    EVALUATION = "evaluation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ FLOORS = {
     Kind.FIRST: Floor(wait_s=3.0, asleep_s=8.0, burning_s=120.0),
     Kind.STEP: Floor(wait_s=1.0, asleep_s=1.5, burning_s=8.0),
     Kind.SAVE: Floor(wait_s=3.0, asleep_s=20.0, burning_s=120.0),
+    # A pass without a backward may run in other kernels, so it is the first of its kind as a first step is.
+    Kind.EVALUATION: Floor(wait_s=3.0, asleep_s=8.0, burning_s=120.0),
 }
 
 
@@ -195,6 +198,8 @@ class Watch:
             return Kind.RESTORE
         if glance.phase is Phase.SAVE:
             return Kind.SAVE
+        if glance.phase is Phase.EVALUATE:
+            return Kind.EVALUATION
         return Kind.STEP if glance.has_passed else Kind.FIRST
 
     def _learn(self, still: _Still, passed_s: float) -> None:

@@ -62,6 +62,7 @@ class Workbench:
         module = self._program.build(self._spec, shape.first, shape.last, session.tp, buffers.leaves)
         self.stage = StageRunner(
             train=self._spec.train,
+            evaluation=self._spec.evaluation,
             module=module,
             pipeline=plan.pipelines[seat.pipeline],
             seat=seat,

@@ -162,6 +162,9 @@ def _facts(job: JobView) -> Table:
     rate = f"  {job.tokens_per_s:,.0f} tokens/s" if job.tokens_per_s else ""
     pace = f"  {job.typical_step_s:.3f} s/step" if job.typical_step_s else ""
     table.add_row("step", f"{job.step} of {job.steps}  loss {number(job.loss, '.4f')}{rate}{pace}")
+    if job.evaluation is not None:
+        loss = number(job.evaluation.loss, ".4f")
+        table.add_row("evaluation", f"loss {loss} on held-out text after step {job.evaluation.step}")
     if job.num_params:
         table.add_row("model", f"{job.num_params:,} parameters, {job.tokens_per_step:,} tokens per step")
     table.add_row("created", when(job.created_at) + (f", started {when(job.started_at)}" if job.started_at else ""))

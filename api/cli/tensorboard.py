@@ -111,6 +111,7 @@ def values(step: StepView) -> Iterator[tuple[str, float]]:
     found = {
         "loss_metrics/global_avg_loss": step.loss,
         "grad_norm": step.norm,
+        "validation_metrics/loss": step.eval_loss,
         "time_metrics/end_to_end(s)": step.seconds,
         "throughput(tps)": step.tokens / step.seconds if step.seconds else None,
         "everstep/generation": float(step.generation),

@@ -47,6 +47,7 @@ def archived(record: JobRecord, now: float) -> JobRecord:
         generation=record.generation,
         committed=record.committed,
         last_answer=record.last_answer,
+        evaluation=record.evaluation,
         checkpoint=record.checkpoint,
         incidents=tuple(replace(one, options=(), stack=()) for one in record.incidents[-KEPT_INCIDENTS:]),
         started_at=record.started_at,

@@ -15,6 +15,7 @@ from enum import StrEnum
 from .ids import Device, JobId, NodeId, Step
 
 POINTS = (
+    "in_evaluation",
     "in_compute",
     "before_reduce",
     "in_reduce",

@@ -10,6 +10,15 @@ from .profile import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What the weights after a step make of the held-out text."""
+
+    step: Step
+    loss: float | None
+    """Mean of its tokens; None where that is not finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The outcome of the vote on one step: everything a holder needs to apply the same update."""
 
@@ -21,6 +30,8 @@ class Answer:
     maxima: tuple[float, ...] = ()
     """exact mode: the largest absolute value of any micro-batch's gradient, for each group of `exact_groups`; the next
     step's scale is made of it."""
+    evaluation: Evaluation | None = None
+    """Of the weights that this step began with, where that was due."""
 
     @property
     def loss(self) -> float:

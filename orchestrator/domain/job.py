@@ -21,7 +21,7 @@ from .checkpoint import After, Canary, CheckpointRef, Pacing, SaveCost, ShardRef
 from .copying import Copying
 from .effects import Effect
 from .faults import Injected
-from .generation import Answer, RankReport, Settlement
+from .generation import Answer, Evaluation, RankReport, Settlement
 from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
 from .plan import Plan
@@ -362,6 +362,8 @@ class JobRecord:
     """The newest ever used."""
     committed: Step = Step(0)
     last_answer: Answer | None = None
+    evaluation: Evaluation | None = None
+    """The newest."""
     last_step_at: float | None = None
     typical_step_s: float | None = None
     """Median of recent undisturbed steps."""

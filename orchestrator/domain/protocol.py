@@ -13,7 +13,7 @@ from typing import TypeAlias
 from .checkpoint import CheckpointRef, Pacing, ShardRef
 from .copying import Copying
 from .faults import FaultRequested
-from .generation import Answer, RankReport
+from .generation import Answer, Evaluation, RankReport
 from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .layout import Move
 from .plan import Plan
@@ -378,6 +378,8 @@ class RankFinished:
     device: Device
     generation: Generation
     step: Step
+    evaluation: Evaluation | None = None
+    """Of the final state, where the job evaluates: no later vote could tell of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ class Phase(IntEnum):
     UPDATE = 6
     GATHER = 7
     SAVE = 8
+    EVALUATE = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

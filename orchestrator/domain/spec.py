@@ -63,6 +63,20 @@ class TrainSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSpec:
+    """The loss on text that is never trained on: the end of the job's text."""
+
+    every: int = 0
+    """Steps between evaluations, and after the last step; 0: none, and all of the text is trained on."""
+    micro_batches: int = 8
+    """How much text is held out, in micro-batches of the training's size; all of it is used each time."""
+
+    def is_due(self, step: int, last: int) -> bool:
+        """Whether the weights after this step are evaluated. last: the job's last step."""
+        return bool(self.every) and step > 0 and (step % self.every == 0 or step == last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSpec:
     """Constraints on the plan; None leaves the degree to the planner."""
 
@@ -144,6 +158,7 @@ class JobSpec:
     """A built-in program's name (`causal_lm`) or `module:attribute`."""
     data: DataSpec
     train: TrainSpec
+    evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     model: type_json = field(default_factory=dict)
     """The program's own settings; it checks them itself while the job is Probing."""
     parallel: ParallelSpec = field(default_factory=ParallelSpec)

@@ -58,7 +58,7 @@ from .sparing import give_up_slow_spares, spare_exited, spare_prepared
 from .stalling import conclude, host_answers, host_silent, ranks_seen, ranks_stalled, unbar
 from .stopping import abandon_hosts, host_closed, stop
 from .testing import self_tested
-from .training import steps_passed
+from .training import final_state_evaluated, steps_passed
 
 
 def host_said(draft: Draft, said: HostSaid) -> None:
@@ -101,7 +101,8 @@ def host_said(draft: Draft, said: HostSaid) -> None:
         case JoinFailed():
             join_failed(draft, said.event)
         case RankFinished():
-            rank_rests(draft, said.event)  # the last step's commit and checkpoint end a job: training.finish_if_done
+            rank_rests(draft, said.event)
+            final_state_evaluated(draft, said.event)  # with the last step's commit it ends a job: training.finish_if_done
         case RanksStalled():
             ranks_stalled(draft, node, said.event)
         case RanksSeen():

@@ -6,10 +6,10 @@ from dataclasses import replace
 from statistics import median
 
 from orchestrator.domain.events import StepRecord
-from orchestrator.domain.generation import Answer
+from orchestrator.domain.generation import Answer, Evaluation
 from orchestrator.domain.ids import Generation
 from orchestrator.domain.job import Incident, Reforming, Running, Starting, Succeeded
-from orchestrator.domain.protocol import StepsPassed
+from orchestrator.domain.protocol import RankFinished, StepsPassed
 
 from .believing import first_step_passed
 from .charging import without
@@ -76,6 +76,8 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
         typical_step_s=median(recent) if recent else None,
         **(without(record.failures, answer.step) if record.failures else {}),
     )
+    if answer.evaluation is not None:
+        _evaluated(draft, answer.evaluation)
     incident = draft.incident
     if incident and incident.pause_s is None and incident.next_generation == generation:
         # A host's clock that contradicts ours, where the fault was seen, is another one: then ours measures both ends.
@@ -95,6 +97,20 @@ def record_step(draft: Draft, generation: Generation, answer: Answer, at: float)
     return True
 
 
+def final_state_evaluated(draft: Draft, said: RankFinished) -> None:
+    """Every rank says the same. One of a generation that is over says so of a state that may have been rolled back."""
+    if said.evaluation is not None and said.generation == draft.record.generation:
+        _evaluated(draft, said.evaluation)
+
+
+def _evaluated(draft: Draft, found: Evaluation) -> None:
+    if draft.record.evaluation == found:
+        return
+    draft.set(evaluation=found)
+    loss = f"{found.loss:.4f}" if found.loss is not None else "not finite"
+    draft.say("evaluated", f"loss on held-out text after step {found.step}: {loss}", evaluated=found.step, loss=found.loss)
+
+
 def _end_earlier(draft: Draft, until: float) -> None:
     """A generation that ran and was lost before its first commit has not ended the pause before it: this step does."""
     typical = draft.record.typical_step_s or 0.0
@@ -107,9 +123,11 @@ def _end_earlier(draft: Draft, until: float) -> None:
 
 
 def finish_if_done(draft: Draft) -> None:
-    """The last step is committed, and so is its checkpoint where the job makes any: nobody is needed any more."""
+    """The last step is committed, evaluated and saved, as far as the job asks for that: nobody is needed any more."""
     record = draft.record
     steps = record.spec.train.steps
     saved = not record.spec.checkpoint.every or (record.checkpoint is not None and record.checkpoint.step >= steps)
-    if isinstance(record.state, Starting | Running | Reforming) and record.committed >= steps and saved:
+    seen = record.evaluation.step if record.evaluation is not None else 0
+    evaluated = not record.spec.evaluation.every or seen >= steps
+    if isinstance(record.state, Starting | Running | Reforming) and record.committed >= steps and saved and evaluated:
         stop(draft, Succeeded(at=draft.now))

@@ -18,12 +18,12 @@ from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.protocol import FromCheckpoint, FromSeed, Restore
-from orchestrator.domain.spec import CheckpointSpec, JobSpec
+from orchestrator.domain.spec import CheckpointSpec, EvaluationSpec, JobSpec
 from worker.reference import run
 
 pytestmark = pytest.mark.timeout(300)
 
-EXACT = replace(SPEC, train=replace(SPEC.train, exact=True))
+EXACT = replace(SPEC, train=replace(SPEC.train, exact=True), evaluation=EvaluationSpec(every=2, micro_batches=3))
 RECOMPUTED_BF16: dict[str, Any] = {"dtype": "bf16", "activation_checkpointing": True}
 TP2_PP1_DP2 = a_plan(([0, 6], [0, 1]), ([0, 6], [2, 3]), tp=2)
 TP2_PP3 = a_plan(([0, 1, 4, 6], [2, 0, 3, 1]), tp=2)

@@ -24,7 +24,7 @@ from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.layout import layout, partners, transfers
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, Restore, ShardSaved
-from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, TrainSpec
+from orchestrator.domain.spec import CheckpointSpec, DataSpec, EvaluationSpec, JobSpec, TrainSpec
 from tests.direct import Direct
 from worker.data.sources import load
 from worker.findings import TrainingDiverged
@@ -287,6 +287,10 @@ def assert_equal_to(reference: list[Answer], said: dict[Device, Said], tolerance
         assert math.isclose(answer.norm, expected.norm, rel_tol=10 * tolerance)
         for mine, theirs in zip(answer.losses, expected.losses, strict=True):
             assert math.isclose(mine, theirs, rel_tol=tolerance)
+        assert (answer.evaluation is None) == (expected.evaluation is None)
+        if answer.evaluation is not None and expected.evaluation is not None:
+            assert answer.evaluation.step == expected.evaluation.step == answer.step - 1
+            assert answer.evaluation.loss == pytest.approx(expected.evaluation.loss, rel=tolerance)
 
 
 def assert_mirrors_equal_owners(plan: Plan, said: dict[Device, Said]) -> None:
@@ -314,8 +318,9 @@ def moved(spec: JobSpec, old: Plan, new: Plan, step: int, answer: Answer | None,
     ],
 )
 def test_any_plan_equals_a_single_process(plan: Plan, model: dict[str, Any], tmp_path: Path) -> None:
-    spec = replace(SPEC, model={**SPEC.model, **model})
+    spec = replace(SPEC, model={**SPEC.model, **model}, evaluation=EvaluationSpec(every=3, micro_batches=5))
     reference = run(spec, 10)
+    assert [answer.step for answer in reference if answer.evaluation is not None] == [4, 7, 10]
     with ranks(spec, plan, tmp_path) as group:
         said = group.run(plan, 1, FromSeed(), 10)
     assert_equal_to(reference, said)

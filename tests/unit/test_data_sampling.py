@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.data.sampling import batch, sample_indices, shuffled
+from orchestrator.domain.errors import Refused
+from orchestrator.domain.spec import EvaluationSpec, TrainSpec
+from worker.data.sampling import batch, evaluated_by, sample_indices, shuffled, split
 
 seeds = st.integers(0, 2**63 - 1)
 
@@ -63,6 +68,38 @@ def test_a_step_holds_the_same_samples_however_it_is_cut_into_micro_batches() ->
 
     for step in (1, 2, 90):
         assert step_samples(step, 12, 1) == step_samples(step, 4, 3) == step_samples(step, 1, 12)
+
+
+TRAIN = TrainSpec(steps=1, micro_batches=3, micro_batch_size=2, sequence=5)
+
+
+def test_the_end_of_the_text_is_held_out_and_no_token_of_it_is_trained_on() -> None:
+    tokens = torch.arange(100, dtype=torch.uint8)
+    training, held_out = split(tokens, TRAIN, EvaluationSpec(every=1, micro_batches=4))
+    assert len(held_out) == 4 * 2 * 5 + 1
+    assert torch.equal(torch.cat([training, held_out]), tokens)
+    inputs, _ = batch(held_out, [7], 5)
+    assert inputs.tolist() == [[94, 95, 96, 97, 98]]
+    training, held_out = split(tokens, TRAIN, EvaluationSpec())
+    assert torch.equal(training, tokens) and not len(held_out)
+
+
+def test_a_text_of_which_nothing_is_left_to_train_on_is_refused() -> None:
+    evaluation = EvaluationSpec(every=1, micro_batches=4)
+    assert split(torch.zeros(47, dtype=torch.uint8), TRAIN, evaluation)[0].numel() == 6
+    with pytest.raises(Refused, match=r"holds out 41 bytes of a text of 46.*lower evaluation\.micro_batches"):
+        split(torch.zeros(46, dtype=torch.uint8), TRAIN, evaluation)
+
+
+@given(data=st.data(), ids=st.integers(1, 40), count=st.integers(1, 60))
+@settings(deadline=None)
+def test_every_held_out_micro_batch_is_evaluated_once_and_by_shares(data: st.DataObject, ids: int, count: int) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, ids), max_size=3)))
+    pipelines = [range(a, b) for a, b in pairwise([0, *cuts, ids])]
+    shares = [evaluated_by(mine, ids, count) for mine in pipelines]
+    assert sorted(number for share in shares for number in share) == list(range(count))
+    for mine, share in zip(pipelines, shares, strict=True):
+        assert abs(len(share) - count * len(mine) / ids) <= 1
 
 
 def test_targets_are_the_next_tokens_and_samples_do_not_overlap() -> None:

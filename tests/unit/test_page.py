@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.domain.errors import EverstepError
-from orchestrator.domain.generation import Answer
+from orchestrator.domain.generation import Answer, Evaluation
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
 from orchestrator.domain.sight import Traffic
 from worker.page.layout import MAX_GROUPS, MAX_IDS, MAX_PEERS, SLOT_BYTES, SLOTS_AT, create_page
@@ -101,6 +101,13 @@ def test_answers_come_back_exactly(page: tuple[PageWriter, PageReader], num_ids:
         writer.phase(Phase.VOTE, Generation(2), Step(step))
         writer.passed(an_answer(step, num_ids))
         assert reader.answer() == (2, an_answer(step, num_ids))
+
+
+@pytest.mark.parametrize("loss", [2.5, 0.0, None])
+def test_an_evaluation_comes_back_exactly(page: tuple[PageWriter, PageReader], loss: float | None) -> None:
+    answer = replace(an_answer(5), evaluation=Evaluation(step=Step(4), loss=loss))
+    page[0].passed(answer)
+    assert page[1].answer() == (0, answer)
 
 
 def test_maxima_of_an_exact_step_come_back_exactly(page: tuple[PageWriter, PageReader]) -> None:

@@ -295,7 +295,7 @@ def test_an_unknown_kind_of_node_is_refused_with_the_known_ones() -> None:
         ({"kind": "kill"}, "kill needs job"),
         ({"kind": "node_kill"}, "node_kill needs node, or job to pick one of its nodes"),
         ({"kind": "node_kill", "node": "n", "at": "in_vote"}, "node_kill takes no at"),
-        ({"kind": "kill", "job": "j", "at": "in_voting"}, "at is 'in_voting': must be one of in_compute, before_reduce"),
+        ({"kind": "kill", "job": "j", "at": "in_voting"}, "at is 'in_voting': must be one of in_evaluation, in_compute"),
         ({"kind": "clock_jump"}, "clock_jump needs jump_s"),
         ({"kind": "supervisor_kill", "rank": 1}, "supervisor_kill takes no rank, only beyond_mirrors and job and seed"),
         ({"kind": "slow", "job": "j", "exit_code": 3}, "slow takes no exit_code"),

@@ -14,6 +14,8 @@ from functools import lru_cache
 
 import torch
 
+from orchestrator.domain.errors import FieldProblem, Refused
+from orchestrator.domain.spec import EvaluationSpec, TrainSpec
 from worker.keyed import key
 
 _ROUNDS = 6
@@ -27,6 +29,36 @@ def sample_indices(
     first = ((step - 1) * micro_batches + micro_batch) * micro_batch_size
     places = (divmod(number, num_samples) for number in range(first, first + micro_batch_size))
     return [shuffled(index, num_samples, seed, epoch) for epoch, index in places]
+
+
+def split(tokens: torch.Tensor, train: TrainSpec, evaluation: EvaluationSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is trained on and what is held out: whole samples from the end, of which training never sees a target.
+
+    Where nothing is evaluated all is trained on. Raises Refused where nothing would be left to train on.
+    """
+    if not evaluation.every:
+        return tokens, tokens[:0]
+    held_out = evaluation.micro_batches * train.micro_batch_size * train.sequence + 1
+    rest = len(tokens) - held_out
+    if rest < train.sequence + 1:
+        message = (
+            f"evaluation holds out {held_out} bytes of a text of {len(tokens)}, and one sample to train on needs "
+            f"{train.sequence + 1}; name more text or lower evaluation.micro_batches"
+        )
+        raise Refused(
+            message,
+            (FieldProblem(field="evaluation.micro_batches", value=evaluation.micro_batches, message=message),),
+        )
+    return tokens[:rest], tokens[rest:]
+
+
+def evaluated_by(micro_batches: Sequence[int], of: int, count: int) -> tuple[int, ...]:
+    """Which of `count` held-out micro-batches a pipeline evaluates that computes these of the step's `of` ids.
+
+    As many for its share of a step as others for theirs, whoever they are: every one has exactly one pipeline.
+    """
+    mine = frozenset(micro_batches)
+    return tuple(number for number in range(count) if number * of // count in mine)
 
 
 def batch(tokens: torch.Tensor, indices: Sequence[int], sequence: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,15 +16,16 @@ import mmap
 import os
 import struct
 from enum import IntEnum
+from math import isnan, nan
 from typing import Literal
 
 from orchestrator.domain.copying import Copied
 from orchestrator.domain.errors import EverstepError
-from orchestrator.domain.generation import Answer
+from orchestrator.domain.generation import Answer, Evaluation
 from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.spec import MAX_MICRO_BATCHES
 
-PAGE_VERSION = 6
+PAGE_VERSION = 7
 MAX_IDS = MAX_MICRO_BATCHES
 """Micro-batch ids whose losses fit on a page."""
 MAX_GROUPS = 4096
@@ -39,7 +40,8 @@ LIFELINE_AT, LIFELINE_BYTES = GROUP_AT + GROUP_BYTES, 64
 TRAFFIC_AT = LIFELINE_AT + LIFELINE_BYTES
 TABLE = struct.Struct("<qqqqq")  # number of writes, collective, quiet since (ns), written at (ns), number of rows
 ROW = struct.Struct("<qqqq")  # peer, messages sent, messages received, 1 awaits | 2 unsent
-_HEAD = struct.Struct("<qqdqq")  # generation, step, norm, number of losses, of maxima
+_HEAD = struct.Struct("<qqdqqqd")  # generation, step, norm, number of losses, of maxima; step and loss of an evaluation
+_NONE = -1
 SLOTS_AT = TRAFFIC_AT + TABLE.size + ROW.size * MAX_PEERS
 SLOT_BYTES = 16 + _HEAD.size + 8 * (MAX_IDS + MAX_GROUPS)
 _PAGE_BYTES = -(-(SLOTS_AT + 2 * SLOT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -94,14 +96,18 @@ def create_page() -> int:
 
 def pack_answer(generation: Generation, answer: Answer) -> bytes:
     numbers = (*answer.losses, *answer.maxima)
-    head = _HEAD.pack(generation, answer.step, answer.norm, len(answer.losses), len(answer.maxima))
+    seen = answer.evaluation
+    evaluated = (seen.step, nan if seen.loss is None else seen.loss) if seen is not None else (_NONE, nan)
+    head = _HEAD.pack(generation, answer.step, answer.norm, len(answer.losses), len(answer.maxima), *evaluated)
     return head + struct.pack(f"<{len(numbers)}d", *numbers)
 
 
 def unpack_answer(data: bytes) -> tuple[Generation, Answer]:
-    generation, step, norm, ids, groups = _HEAD.unpack_from(data)
+    generation, step, norm, ids, groups, evaluated, loss = _HEAD.unpack_from(data)
     numbers = struct.unpack_from(f"<{ids + groups}d", data, _HEAD.size)
-    return Generation(generation), Answer(step=Step(step), norm=norm, losses=numbers[:ids], maxima=numbers[ids:])
+    seen = None if evaluated == _NONE else Evaluation(step=Step(evaluated), loss=None if isnan(loss) else loss)
+    answer = Answer(step=Step(step), norm=norm, losses=numbers[:ids], maxima=numbers[ids:], evaluation=seen)
+    return Generation(generation), answer
 
 
 class Mapped:

@@ -99,6 +99,17 @@ class Alternation:
                 sent = self._send(self._before, back)
         _wait(sent)
 
+    def run_forward(self, count: int, forward: Forward) -> None:
+        """So many micro-batches forward alone. Raises Aborted, PeerLost, and whatever forward raises."""
+        self._pace.begin()
+        sent: list[dist.Work] = []
+        with torch.no_grad():
+            for place in range(count):
+                result = forward(place, self._trade(self._before))
+                _wait(sent)
+                sent = self._send(self._after, result)
+            _wait(sent)
+
     def _trade(self, neighbour: int | None, give: torch.Tensor | None = None) -> torch.Tensor | None:
         """What a neighbour sends; None where there is no such neighbour."""
         if neighbour is None:

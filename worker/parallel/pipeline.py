@@ -12,9 +12,9 @@ import torch
 
 from orchestrator.domain.ids import Step
 from orchestrator.domain.plan import Pipeline, Seat
-from orchestrator.domain.spec import TrainSpec
+from orchestrator.domain.spec import EvaluationSpec, TrainSpec
 
-from ..data.sampling import batch, sample_indices
+from ..data.sampling import batch, evaluated_by, sample_indices, split
 from ..data.sources import num_samples
 from ..emulation import Pace
 from ..program import StageModule
@@ -27,7 +27,8 @@ from .group import Group
 class StageRunner:
     """Runs `module`, this seat's stage, on the micro-batch ids of its pipeline.
 
-    tokens: the whole text, uint8; every rank has it, the first stage reads inputs and the last one targets.
+    tokens: the whole text, uint8; every rank has it, the first stage reads inputs and the last one targets. evaluation: how
+    much of its end is held out.
     collect: called with each micro-batch's id after its backward. pace: how long computing takes at least.
     """
 
@@ -35,6 +36,7 @@ class StageRunner:
         self,
         *,
         train: TrainSpec,
+        evaluation: EvaluationSpec,
         module: StageModule,
         pipeline: Pipeline,
         seat: Seat,
@@ -50,8 +52,9 @@ class StageRunner:
         self._ids = pipeline.micro_batches
         self._is_first = seat.stage == 0
         self._is_last = seat.stage == len(pipeline.stages) - 1
-        self._tokens = tokens
-        self._num_samples = num_samples(tokens, train.sequence)
+        self._tokens, self._held_out = split(tokens, train, evaluation)
+        self._evaluated = evaluated_by(self._ids, train.micro_batches, evaluation.micro_batches)
+        self._num_samples = num_samples(self._tokens, train.sequence)
         self._device = device
         self._progress = progress
         self._collect = collect
@@ -89,6 +92,34 @@ class StageRunner:
         """Add to the leaves' gradients those of one id, of any pipeline, and no more; every rank of this one calls it."""
         self._pass(step, (number,), lambda _: None)
 
+    def evaluate(self) -> float:
+        """The held-out text through the weights as they are, without dropout: on the last stage the summed loss of the
+        tokens that this pipeline evaluates, elsewhere 0.0.
+
+        Sums of fp32 numbers of like size in fp64 are exact, so that it does not matter who adds up which.
+        """
+        numbers = self._evaluated
+        inputs, targets = self._held_out_data(numbers)
+        totals: list[torch.Tensor] = []
+
+        def forward(place: int, given: torch.Tensor | None) -> torch.Tensor:
+            self._progress.micro_batch(numbers[place])
+            with self._pace.forward():
+                x = inputs[place] if given is None else given
+                y: torch.Tensor = self._module(x, ids=torch.tensor([numbers[place]]), step=torch.tensor([0]))
+                if not self._is_last:
+                    return y
+                total = self._module.loss(y, targets[place])
+                totals.append(total)
+                return total
+
+        self._module.eval()
+        try:
+            self._order.run_forward(len(numbers), forward)
+        finally:
+            self._module.train()
+        return float(torch.stack(totals).double().sum()) if totals else 0.0
+
     def _pass(self, step: Step, numbers: Sequence[int], done: Callable[[int], None]) -> None:
         self._sums.clear()
         self._passed += len(numbers)
@@ -113,6 +144,14 @@ class StageRunner:
         total = self._module.loss(output, target)
         self._sums.append(total.detach())
         return total * self._scale
+
+    def _held_out_data(self, numbers: Sequence[int]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        if not (numbers and (self._is_first or self._is_last)):
+            return (), ()
+        size = self._train.micro_batch_size
+        indices = [index for number in numbers for index in range(number * size, (number + 1) * size)]
+        inputs, targets = batch(self._held_out, indices, self._train.sequence)
+        return inputs.to(self._device).chunk(len(numbers)), targets.to(self._device).chunk(len(numbers))
 
     def _data(self, step: Step, numbers: Sequence[int]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         """inputs and targets of each of these ids, (B, T); none where this stage needs neither."""

@@ -1153,6 +1153,29 @@ export interface components {
              */
             remove?: boolean;
         };
+        /** EvaluationSection */
+        EvaluationSection: {
+            /**
+             * Every
+             * @default 0
+             */
+            every?: number;
+            /**
+             * Micro Batches
+             * @default 8
+             */
+            micro_batches?: number;
+        };
+        /**
+         * EvaluationView
+         * @description What the weights after a step make of the held-out text.
+         */
+        EvaluationView: {
+            /** Loss */
+            loss: number | null;
+            /** Step */
+            step: number;
+        };
         /**
          * EventView
          * @description One entry of a job's history. id: its place in the stream, to resume after.
@@ -1574,6 +1597,7 @@ export interface components {
         JobFile: {
             checkpoint?: components["schemas"]["CheckpointSection"];
             data: components["schemas"]["DataSection"];
+            evaluation?: components["schemas"]["EvaluationSection"];
             /** Labels */
             labels?: {
                 [key: string]: string;
@@ -1651,6 +1675,11 @@ export interface components {
         JobStepView: {
             /** At */
             at: string;
+            /**
+             * Eval Loss
+             * @default null
+             */
+            eval_loss: number | null;
             /** Generation */
             generation: number;
             /** Id */
@@ -1751,6 +1780,8 @@ export interface components {
             copies: components["schemas"]["CopyView"][];
             /** Created At */
             created_at: string;
+            /** @default null */
+            evaluation: components["schemas"]["EvaluationView"] | null;
             failure: components["schemas"]["FailureView"] | null;
             /**
              * False Alarms
@@ -2387,6 +2418,11 @@ export interface components {
         StepView: {
             /** At */
             at: string;
+            /**
+             * Eval Loss
+             * @default null
+             */
+            eval_loss: number | null;
             /** Generation */
             generation: number;
             /** Id */

@@ -37,6 +37,9 @@ function Figures({ job, curve }: { job: JobView; curve: Curve }) {
   return (
     <dl class="figures">
       <Figure name="Loss" value={fixed(last?.loss ?? job.loss, 4)} />
+      {job.evaluation ? (
+        <Figure name="Held-out loss" value={fixed(job.evaluation.loss, 4)} note={`after step ${count(job.evaluation.step)}`} />
+      ) : null}
       <Figure name="Tokens/s" value={last && pace ? compact(last.tokens / pace) : "–"} note={`median of ${RECENT} steps`} />
       <Figure name="Step" value={seconds(pace ?? job.typical_step_s)} note={job.tokens_per_step ? `${count(job.tokens_per_step)} tokens` : ""} />
       <Figure name="Goodput" value={percent(job.goodput?.share)} note="since it started" />
@@ -49,6 +52,7 @@ function Figures({ job, curve }: { job: JobView; curve: Curve }) {
 function Curves({ job, curve }: { job: JobView; curve: Curve }) {
   const loss = useMemo(() => lineOf(curve.counted, (step) => step.loss), [curve]);
   const rates = useMemo(() => lineOf(curve.counted, rate), [curve]);
+  const held = useMemo(() => evaluations(curve, job), [curve, job.evaluation]);
   const again = useMemo(() => curve.again.map((stretch) => lineOf(stretch, (step) => step.loss)), [curve]);
   const ratesAgain = useMemo(() => curve.again.map((stretch) => lineOf(stretch, rate)), [curve]);
   const marks = useMemo(() => marksOf(job), [job.incidents]);
@@ -61,6 +65,7 @@ function Curves({ job, curve }: { job: JobView; curve: Curve }) {
           title="Loss"
           summary={`from ${fixed(first.loss, 3)} at step ${first.step} to ${fixed(last.loss, 3)} at step ${last.step}`}
           line={loss}
+          second={held}
           ghosts={again}
           marks={marks}
           format={(value) => value.toPrecision(3)}
@@ -77,6 +82,11 @@ function Curves({ job, curve }: { job: JobView; curve: Curve }) {
         />
       </div>
       <p class="legend">
+        {held.x.length ? (
+          <span>
+            <i class="key second" /> on held-out text
+          </span>
+        ) : null}
         {marks.length ? (
           <span>
             <i class="key dashed" /> an incident
@@ -125,6 +135,14 @@ function LastSteps({ curve }: { curve: Curve }) {
 
 function lineOf<T extends { step: number }>(steps: readonly T[], value: (step: T) => number | null): Line {
   return { x: steps.map((step) => step.step), y: steps.map(value) };
+}
+
+/** What a step says of held-out text is of the weights that the step before has left; of the last, the job says it. */
+function evaluations(curve: Curve, job: JobView): Line {
+  const found = curve.counted.flatMap((step) => (step.eval_loss === null || step.eval_loss === undefined ? [] : [[step.step - 1, step.eval_loss]]));
+  const last = job.evaluation;
+  if (last && last.loss !== null && last.step > (found.at(-1)?.[0] ?? 0)) found.push([last.step, last.loss]);
+  return { x: found.map(([step]) => step!), y: found.map(([, loss]) => loss!) };
 }
 
 function marksOf(job: JobView): Mark[] {

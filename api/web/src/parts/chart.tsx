@@ -23,6 +23,8 @@ interface Props {
   /** In words what the picture shows, for those who do not see it. */
   summary: string;
   line: Line;
+  /** Another quantity of the same unit, at some of the places, joined by a line. */
+  second?: Line;
   /** Drawn in grey: what was committed and run again. */
   ghosts?: readonly Line[];
   marks?: readonly Mark[];
@@ -54,7 +56,7 @@ export function Chart(props: Props) {
       made.destroy();
     };
   }, [dark]);
-  useEffect(() => plot.current?.setData(dataOf(props.line)), [props.line, props.ghosts, props.marks]);
+  useEffect(() => plot.current?.setData(dataOf(props.line)), [props.line, props.second, props.ghosts, props.marks]);
 
   return (
     <figure class="chart">
@@ -91,7 +93,7 @@ function options(latest: { current: Props }, width: number): uPlot.Options {
   };
 }
 
-function drawBelow(plot: uPlot, { ghosts = [], marks = [] }: Props): void {
+function drawBelow(plot: uPlot, { ghosts = [], marks = [], second }: Props): void {
   const { ctx, bbox } = plot;
   ctx.save();
   ctx.beginPath();
@@ -109,15 +111,25 @@ function drawBelow(plot: uPlot, { ghosts = [], marks = [] }: Props): void {
     ctx.stroke();
   }
   ctx.setLineDash([]);
-  ctx.strokeStyle = colour("ghost");
   ctx.lineWidth = 2 * ratio;
-  for (const ghost of ghosts) {
-    ctx.beginPath();
-    ghost.x.forEach((value, place) => {
-      const y = ghost.y[place];
-      if (y !== null && y !== undefined) ctx.lineTo(plot.valToPos(value, "x", true), plot.valToPos(y, "y", true));
+  const draw = (line: Line, name: string, dots = 0) => {
+    ctx.strokeStyle = ctx.fillStyle = colour(name);
+    const path = new Path2D();
+    const places = new Path2D();
+    line.x.forEach((value, place) => {
+      const y = line.y[place];
+      if (y === null || y === undefined) return;
+      const [left, top] = [plot.valToPos(value, "x", true), plot.valToPos(y, "y", true)];
+      path.lineTo(left, top);
+      if (dots) {
+        places.moveTo(left, top);
+        places.arc(left, top, dots * ratio, 0, 2 * Math.PI);
+      }
     });
-    ctx.stroke();
-  }
+    ctx.stroke(path);
+    if (dots) ctx.fill(places);
+  };
+  for (const ghost of ghosts) draw(ghost, "ghost");
+  if (second) draw(second, "second", 3);
   ctx.restore();
 }
