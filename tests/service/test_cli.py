@@ -381,7 +381,7 @@ def test_a_fault_is_asked_for_and_its_verdict_reported(served: Served) -> None:
 def test_a_fault_that_cannot_be_is_exit_2_with_its_sentence(served: Served) -> None:
     running(served)
     for command, words in (
-        ("chaos inject kill last --at in_voting", "must be one of in_compute"),
+        ("chaos inject kill last --at in_voting", "in_compute, before_reduce"),
         ("chaos inject explode last", "kind is 'explode'"),
         ("chaos inject clock_jump", "clock_jump needs jump_s"),
         ("chaos run last --schedule nowhere.yaml", "nowhere.yaml cannot be read"),
