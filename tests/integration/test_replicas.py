@@ -27,7 +27,7 @@ from orchestrator.adapters.ray_environment import CLUSTER_MARK
 from tests.tiny_job import TinyJob
 
 pytestmark = pytest.mark.timeout(180)
-ROUNDS = 3
+ROUNDS = 2
 RETRY_S = 60.0
 MAX_BODY = 100_000
 
