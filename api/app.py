@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from orchestrator.domain.kinds import table
-from orchestrator.ports import Desk, Foreseer, Keyring
+from orchestrator.ports import Desk, Foreseer, Keyring, Vault
 
 from . import dashboard, problems, views
 from .access import authorize
@@ -24,7 +24,7 @@ from .plan_files import PlanRequest
 from .routes import access, bulk, checkpoints, faults, health, jobs, live, nodes, plans, queue, schemas, streams
 from .schemas import AddNodeRequest, DrainRequest, JobFile, QuotaRequest, ResizeRequest
 from .security import Gatekeeper
-from .selections import SelectionRequest
+from .selections import ResizeManyRequest, SelectionRequest
 from .settings import ApiSettings
 
 ASKED: tuple[type[BaseModel], ...] = (
@@ -33,6 +33,7 @@ ASKED: tuple[type[BaseModel], ...] = (
     AddNodeRequest,
     DrainRequest,
     SelectionRequest,
+    ResizeManyRequest,
     FaultRequest,
     PlanRequest,
     QuotaRequest,
@@ -43,11 +44,15 @@ TOLD: tuple[type[BaseModel], ...] = (views.EventView, views.StepView, views.GapV
 
 
 def create_app(
-    desk: Desk, settings: ApiSettings, foreseer: Foreseer | None = None, keyring: Keyring | None = None
+    desk: Desk,
+    settings: ApiSettings,
+    foreseer: Foreseer | None = None,
+    keyring: Keyring | None = None,
+    vault: Vault | None = None,
 ) -> FastAPI:
     """Serve it with a graceful shutdown of a second or so: open event streams end only when cut.
 
-    keyring None: whoever reaches it may do everything, so serve it where nobody else can.
+    keyring None: whoever reaches it may do everything, so serve it where nobody else can. vault None: jobs have no secrets.
     """
     app = FastAPI(
         title="Everstep",
@@ -64,6 +69,7 @@ def create_app(
     app.state.foreseer = foreseer
     app.state.lookout = Lookout(desk, settings.kinds)
     app.state.keyring = keyring
+    app.state.vault = vault
     app.state.identities = known = Identities(keyring, settings.local_digest, time.time) if keyring is not None else None
     app.state.metrics = Metrics(settings.version, settings.max_metric_jobs, table(settings.kinds))
     problems.install(app)

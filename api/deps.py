@@ -6,6 +6,7 @@ than answering it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
@@ -13,7 +14,7 @@ from fastapi import Depends, Header, Path, Request
 
 from orchestrator.domain.access import Principal
 from orchestrator.domain.ids import JobId
-from orchestrator.ports import Desk
+from orchestrator.ports import Desk, Vault
 
 from . import schemas
 from .description import reference
@@ -23,6 +24,7 @@ from .problems import Problem, invalid
 from .scoped import ScopedDesk
 from .settings import ApiSettings
 
+_TAG = re.compile(r'"([0-9]{1,15})"')
 Model = TypeVar("Model", bound=schemas.Request)
 
 
@@ -41,6 +43,11 @@ async def get_settings(request: Request) -> ApiSettings:
 async def get_metrics(request: Request) -> Metrics:
     metrics: Metrics = request.app.state.metrics
     return metrics
+
+
+async def get_vault(request: Request) -> Vault | None:
+    vault: Vault | None = request.app.state.vault
+    return vault
 
 
 async def get_text(request: Request) -> str:
@@ -75,6 +82,21 @@ async def get_key(idempotency_key: Annotated[str | None, Header(alias="Idempoten
     return key
 
 
+async def get_match(if_match: Annotated[str | None, Header(alias="If-Match", max_length=1000)] = None) -> int | None:
+    """The revision that a change rests on; None where it rests on none. Raises Problem."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    quoted = _TAG.fullmatch(if_match.strip())
+    if quoted is None:
+        allowed = 'the ETag of one answer, for example "7", or *'
+        raise invalid("If-Match", if_match, f"must be {allowed}", allowed)
+    return int(quoted[1])
+
+
+def etag(revision: int) -> str:
+    return f'"{revision}"'
+
+
 async def get_job_id(job_id: Annotated[str, Path(max_length=100)]) -> JobId:
     return JobId(job_id)
 
@@ -82,7 +104,9 @@ async def get_job_id(job_id: Annotated[str, Path(max_length=100)]) -> JobId:
 TheDesk = Annotated[Desk, Depends(get_desk)]
 TheSettings = Annotated[ApiSettings, Depends(get_settings)]
 TheMetrics = Annotated[Metrics, Depends(get_metrics)]
+TheVault = Annotated[Vault | None, Depends(get_vault)]
 TheJobId = Annotated[JobId, Depends(get_job_id)]
+TheMatch = Annotated[int | None, Depends(get_match)]
 TheKey = Annotated[str | None, Depends(get_key)]
 
 

@@ -45,6 +45,7 @@ class Doorman:
         self._max_open = settings.max_open_requests
         self._asked = Rates(settings.requests_per_s, settings.burst)
         self._mistaken = Rates(settings.mistakes_per_s, settings.mistakes_burst)
+        self._refused = Rates(settings.refusals_per_s, settings.refusals_burst)
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -204,6 +205,10 @@ class Doorman:
             request_id=scope["state"]["request_id"],
         )
         if self._keyring is None:
+            return
+        if 400 <= status < 500 and self._refused.wait_s(entry.principal, time.monotonic()):
+            # Whoever may do nothing may not push out of the record what others have done, either.
+            log.warning("audit: %s (too many refusals to be kept in the store)", entry)
             return
         try:
             await self._keyring.record(entry)

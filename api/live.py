@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import anyio
@@ -23,6 +24,7 @@ from orchestrator.domain.access import LOCAL, Principal
 from orchestrator.domain.errors import EverstepError, NotFound, Refused
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.ids import JobId
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import DeviceKind
 from orchestrator.ports import Desk, Gap
 
@@ -34,7 +36,11 @@ PULSE_S = 1.5
 LOOK_S = 1.0
 """Jobs and nodes are looked at this often, by however many streams."""
 SHOWN_JOBS = 100
-"""The newest, whose changes are told."""
+"""The newest of those that the reader may see, whose changes are told,"""
+PAGE, MAX_PAGES = 200, 11
+"""looked for among the newest two thousand of all;"""
+SELDOM_S = 5.0
+"""this often where they are not among the newest hundred."""
 SOON_S = 0.1
 """After news of a job its page is told, at most this often."""
 FIGURES_S = 5.0
@@ -58,31 +64,63 @@ def places(text: str) -> dict[JobId, str]:
     return found
 
 
+@dataclass(slots=True)
+class _Sight:
+    """Of jobs, for everybody who may see the same projects. lasts_s: longer where many pages had to be turned."""
+
+    jobs: Mapping[str, views.JobSummary] = field(default_factory=dict)
+    looked_at: float = 0.0
+    lasts_s: float = 0.0
+
+
 class Lookout:
-    """What jobs and nodes look like now, looked at once for all streams, and only while there are any."""
+    """What jobs and nodes look like now, looked at once for all streams that see the same, and only while there are any."""
 
     def __init__(self, desk: Desk, kinds: tuple[DeviceKind, ...] = ()) -> None:
         """kinds: of device, besides those that everybody knows."""
         self._desk = desk
         self._kinds = kinds
-        self._jobs: dict[str, views.JobSummary] = {}
+        self._sights: dict[frozenset[str], _Sight] = {}
         self._nodes: list[views.NodeView] = []
         self._looked_at = 0.0
         self._lock = asyncio.Lock()
 
-    async def look(self) -> tuple[Mapping[str, views.JobSummary], list[views.NodeView]]:
-        """Raises Unavailable."""
+    async def look(self, principal: Principal) -> tuple[Mapping[str, views.JobSummary], list[views.NodeView]]:
+        """The newest jobs of the principal's projects, and every node. Raises Unavailable."""
         async with self._lock:
-            if time.monotonic() - self._looked_at >= LOOK_S / 2:
-                page = await self._desk.list(SHOWN_JOBS, None)
-                line = {one.job: one for one in await self._desk.queue()}
-                self._jobs = {one.id: projections.summary(one, line.get(one.id)) for one in page.jobs}
-                held, cordons = await self._desk.quarantine(), await self._desk.cordons()
-                admissions = await self._desk.admissions()
-                nodes = await self._desk.nodes()
-                self._nodes = projections.nodes(nodes, held, cordons, admissions, self._kinds)
-                self._looked_at = time.monotonic()
-            return self._jobs, self._nodes
+            await self._look_at_nodes()
+            sight = self._sights.setdefault(frozenset(principal.projects), _Sight())
+            if time.monotonic() - sight.looked_at >= sight.lasts_s:
+                await self._look_at_jobs(sight, principal)
+                self._forget()
+            return sight.jobs, self._nodes
+
+    async def _look_at_jobs(self, sight: _Sight, principal: Principal) -> None:
+        found: list[JobRecord] = []
+        cursor, pages = None, 0
+        while len(found) < SHOWN_JOBS and pages < MAX_PAGES:
+            page = await self._desk.list(SHOWN_JOBS if not pages else PAGE, cursor)
+            found += [record for record in page.jobs if principal.reaches(record.spec.project)]
+            cursor, pages = page.next_cursor, pages + 1
+            if cursor is None:
+                break
+        line = {one.job: one for one in await self._desk.queue()}
+        sight.jobs = {one.id: projections.summary(one, line.get(one.id)) for one in found[:SHOWN_JOBS]}
+        sight.looked_at, sight.lasts_s = time.monotonic(), LOOK_S / 2 if pages == 1 else SELDOM_S
+
+    async def _look_at_nodes(self) -> None:
+        if time.monotonic() - self._looked_at < LOOK_S / 2:
+            return
+        held, cordons = await self._desk.quarantine(), await self._desk.cordons()
+        admissions = await self._desk.admissions()
+        nodes = await self._desk.nodes()
+        self._nodes = projections.nodes(nodes, held, cordons, admissions, self._kinds)
+        self._looked_at = time.monotonic()
+
+    def _forget(self) -> None:
+        """What nobody looks at any more."""
+        now = time.monotonic()
+        self._sights = {who: sight for who, sight in self._sights.items() if now - sight.looked_at < 2 * SELDOM_S}
 
 
 async def live_stream(
@@ -140,8 +178,7 @@ async def _states(lookout: Lookout, principal: Principal) -> AsyncIterator[Messa
     nodes: list[views.NodeView] | None = None
     pulsed_at = 0.0
     while True:
-        all_jobs, here = await lookout.look()
-        seen = {id: summary for id, summary in all_jobs.items() if principal.reaches(summary.project)}
+        seen, here = await lookout.look(principal)
         for id, summary in reversed(list(seen.items())):
             if jobs.get(id) != summary:
                 yield "summary", summary, ""
@@ -161,7 +198,8 @@ async def _page(desk: Desk, job: JobId, stirred: asyncio.Event) -> AsyncIterator
     shown_at = 0.0
     while True:
         stirred.clear()
-        found = projections.job(await desk.get(job), time.time())
+        revision = await desk.revision(job)
+        found = projections.job(await desk.get(job), revision, time.time())
         if shown is None or _still(found) != _still(shown) or (found != shown and time.monotonic() - shown_at > FIGURES_S):
             shown, shown_at = found, time.monotonic()
             yield "job", found, ""

@@ -8,13 +8,16 @@ from __future__ import annotations
 import codecs
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import anyio.to_thread
 
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Failed, JobRecord
+from orchestrator.domain.secrecy import Veil
 
 from .problems import invalid, not_found
 from .projections import current_plan
@@ -33,48 +36,47 @@ def choose(record: JobRecord, directory: Path, rank: int | None, device: str | N
     if rank is not None and device is not None:
         raise invalid("rank", rank, "must not be given together with device")
     if device is not None:
-        return _parse(device)
+        return parse_device(device)
     plan = current_plan(record)
     if rank is not None:
         if plan is None:
             raise not_found(f"{record.id} has no ranks yet; wait until it has started")
-        if rank >= plan[1].world_size:
+        if not 0 <= rank < plan[1].world_size:
             allowed = f"0..{plan[1].world_size - 1}"
             raise invalid("rank", rank, f"must be {allowed} in generation {plan[0]}", allowed)
         return plan[1].devices[rank]
     if isinstance(record.state, Failed) and record.state.device is not None:
         return record.state.device
-    have = _devices_with_logs(directory)
+    have = devices_with_logs(directory)
     preferred = [item for item in (plan[1].devices if plan else ()) if str(item) in have]
     if preferred:
         return preferred[0]
     if have:
-        return _parse(have[0])
+        return parse_device(have[0])
     raise not_found(f"{record.id} has no logs yet; they begin when its first rank starts")
 
 
-async def read(directory: Path, device: Device, tail: int | None, offset: int | None, max_bytes: int) -> Chunk:
-    """Raises Problem where there is no such log."""
+def choose_many(record: JobRecord, directory: Path, ranks: Sequence[int], devices: Sequence[str]) -> list[Device]:
+    """Those that are named, of ranks and devices together; every device with a log where none is. Raises Problem."""
+    if not ranks and not devices:
+        return [parse_device(text) for text in devices_with_logs(directory)]
+    named = [choose(record, directory, rank, None) for rank in ranks] + [parse_device(text) for text in devices]
+    return list(dict.fromkeys(named))
+
+
+async def read(directory: Path, device: Device, tail: int | None, offset: int | None, max_bytes: int, veil: Veil) -> Chunk:
+    """Raises Problem where there is no such log. What veil hides is so many stars: places stay what they are."""
     if tail is not None and offset is not None:
         raise invalid("tail", tail, "must not be given together with offset")
-    return await anyio.to_thread.run_sync(_read, directory, device, tail, offset, max_bytes)
+    return await anyio.to_thread.run_sync(_read, directory, device, tail, offset, max_bytes, veil)
 
 
-def _read(directory: Path, device: Device, tail: int | None, offset: int | None, max_bytes: int) -> Chunk:
-    path = directory / f"{device.node}-{device.index}.log"
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        have = ", ".join(_devices_with_logs(directory)) or "none yet"
-        raise not_found(f"no log of {device}; devices with logs: {have}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise not_found(f"the log of {device} is not a file")
-        start = min(offset, found.st_size) if offset is not None else max(0, found.st_size - max_bytes)
-        file.seek(start)
-        data = file.read(max_bytes)
-    is_cut = start + len(data) < found.st_size if offset is not None else start > 0
+def _read(directory: Path, device: Device, tail: int | None, offset: int | None, max_bytes: int, veil: Veil) -> Chunk:
+    with opened(directory, device) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = min(offset, size) if offset is not None else max(0, size - max_bytes)
+        data = piece(file, start, max_bytes, veil)
+    is_cut = start + len(data) < size if offset is not None else start > 0
     text, next_offset = _decoded(data, start)
     if offset is None and start > 0:
         text = text.partition("\n")[2]
@@ -84,6 +86,27 @@ def _read(directory: Path, device: Device, tail: int | None, offset: int | None,
     return Chunk(text=text, next_offset=next_offset, is_cut=is_cut)
 
 
+def opened(directory: Path, device: Device) -> BinaryIO:
+    """Raises Problem."""
+    path = directory / f"{device.node}-{device.index}.log"
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    except OSError as error:
+        have = ", ".join(devices_with_logs(directory)) or "none yet"
+        raise not_found(f"no log of {device}; devices with logs: {have}") from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise not_found(f"the log of {device} is not a file")
+    return file
+
+
+def piece(file: BinaryIO, start: int, max_bytes: int, veil: Veil) -> bytes:
+    """What stands from a place on, covered: it is read with as much around it as a secret across its edges takes."""
+    before = min(start, veil.reach)
+    file.seek(start - before)
+    return veil.over_bytes(file.read(before + max_bytes + veil.reach))[before : before + max_bytes]
+
+
 def _decoded(data: bytes, start: int) -> tuple[str, int]:
     """Whole characters only: a character whose last bytes are not there yet is left for the next read."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -91,14 +114,14 @@ def _decoded(data: bytes, start: int) -> tuple[str, int]:
     return text, start + len(data) - len(decoder.getstate()[0])
 
 
-def _parse(text: str) -> Device:
+def parse_device(text: str) -> Device:
     node, _, index = text.rpartition("/")
     if not node or "/" in node or "\0" in node or not (index.isascii() and index.isdigit()) or len(index) > 6:
         raise invalid("device", text, "must be node/index, for example node-1/0", "node/index")
     return Device(NodeId(node), int(index))
 
 
-def _devices_with_logs(directory: Path) -> list[str]:
+def devices_with_logs(directory: Path) -> list[str]:
     try:
         names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file(follow_symlinks=False))
     except OSError:

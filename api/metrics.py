@@ -104,7 +104,7 @@ class Metrics:
 
 def job_series(record: JobRecord, kinds: Mapping[NodeId, str], now: float, table: Kinds = KINDS) -> dict[str, float | None]:
     """One value for each of JOB_SERIES; None where nobody knows."""
-    shown = projections.job(record, now)
+    shown = projections.job(record, 0, now)
     answer = record.last_answer
     saves = record.spec.checkpoint.every != 0
     since = record.checkpoint.at if record.checkpoint and record.checkpoint.at else record.started_at

@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from orchestrator.domain.errors import Conflict, EverstepError, FieldProblem, NotFound, Refused, Unavailable
+from orchestrator.domain.errors import Conflict, EverstepError, FieldProblem, NotFound, Outdated, Refused, Unavailable
 
 from .refusals import field_name, problems_of, sentence
 
@@ -92,6 +92,8 @@ def problem_of(error: Exception, request: Request) -> Problem:
             return not_found(str(error))
         case Conflict():
             return conflict(str(error))
+        case Outdated():
+            return Problem(412, "outdated", str(error))
         case Unavailable():
             return Problem(503, "unavailable", str(error), headers={"Retry-After": "1"})
         case RequestValidationError():

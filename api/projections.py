@@ -74,10 +74,11 @@ def project(one: Project, sizes: Mapping[str, int], waits: Mapping[str, int]) ->
     )
 
 
-def job(record: JobRecord, now: float, waiting: Waiting | None = None) -> views.JobView:
+def job(record: JobRecord, revision: int, now: float, waiting: Waiting | None = None) -> views.JobView:
     plan = current_plan(record)
     return views.JobView(
         **_summary(record, waiting),  # type: ignore[arg-type]
+        revision=revision,
         tokens_per_step=tokens_per_step(record),
         typical_step_s=record.typical_step_s,
         num_params=record.profile.num_params if record.profile else None,

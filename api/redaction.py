@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.domain.secrecy import BLOT, SHORTEST
+
 from .tokens import PATTERN as _TOKEN
 
-BLOT = "[redacted]"
 _NAME = re.compile(
     r"(?:^|[_.\-\s])(?:secrets?|passw(?:or)?d|passphrase|token|credentials?|authorization|cookie|api_?key|access_?key"
     r"|private_?key|secret_?key)(?:$|[_.\-\s])",
@@ -16,6 +17,7 @@ _NAME = re.compile(
 )
 _HARMLESS = re.compile(r"(?:_file|_path|_id|_type|s_per_s|_name)$", re.IGNORECASE)
 """They say where a secret is or what of, which is what one has to know."""
+_WORD = re.compile(r"(?:^|_)(?:pad|bos|eos|unk|mask|sep|cls|image|start|end|stop|special|additional)_token$", re.IGNORECASE)
 _URL_LOGIN = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@:]*:[^/\s@]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
 _ASSIGNED = re.compile(
@@ -44,6 +46,24 @@ def redacted_text(text: str) -> str:
     text = _URL_LOGIN.sub(rf"\g<scheme>{BLOT}@", text)
     text = _BEARER.sub(rf"\1 {BLOT}", text)
     return _ASSIGNED.sub(rf"\1\2{BLOT}", text)
+
+
+def revealed(value: Any, place: str = "") -> str:
+    """The first place in plain JSON where something stands that would not be shown; empty where there is none.
+
+    Words of a vocabulary (`pad_token: "<pad>"`) have names like a secret's, and are none.
+    """
+    name = place.rpartition(".")[2]
+    match value:
+        case Mapping():
+            return next((at for key, item in value.items() if (at := revealed(item, f"{place}.{key}".lstrip(".")))), "")
+        case list() | tuple():
+            return next((at for index, item in enumerate(value) if (at := revealed(item, f"{place}[{index}]"))), "")
+        case str():
+            is_named = is_secret_name(name) and len(value) >= SHORTEST and value != BLOT and not _WORD.search(name)
+            return place if is_named or redacted_text(value) != value else ""
+        case _:
+            return ""
 
 
 def is_secret_name(name: str) -> bool:

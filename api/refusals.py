@@ -16,6 +16,8 @@ from pydantic.fields import FieldInfo
 
 from orchestrator.domain.errors import FieldProblem, Refused
 
+from .redaction import redacted
+
 _UNKNOWN = "unknown key"
 _WORDS = {
     "missing": "is required",
@@ -75,7 +77,8 @@ def _problem(error: Mapping[str, Any], model: type[BaseModel] | None) -> FieldPr
     # A field may be called "path"; where a request is at fault as a whole, the first word says which part of it.
     where = error["loc"] if model is not None else error["loc"][1:]
     loc = [part for part in where if part != "[key]"]
-    kind, value = error["type"], error.get("input")
+    # What is said back is also logged by whoever asked.
+    kind, value = error["type"], redacted(error.get("input"), str(loc[-1]) if loc else "")
     parent, info = _find(model, loc)
     if kind == "extra_forbidden":
         known = sorted(parent.model_fields) if parent else []

@@ -38,6 +38,7 @@ from orchestrator.domain.spec import (
 )
 
 from .documents import load_mapping
+from .redaction import revealed
 from .refusals import did_you_mean, refusal
 
 Model = TypeVar("Model", bound="Request")
@@ -80,6 +81,18 @@ Name = Annotated[
     ),
 ]
 Labels = Annotated[dict[Name, Annotated[str, Field(max_length=255)]], Field(max_length=32)]
+_ALLOWED_VARIABLES = "the name of an environment variable that is nobody else's"
+_OTHERS_VARIABLES = re.compile(r"(EVERSTEP|RAY|FLAGS|LD|OMP|MKL|OPENBLAS|CUDA)_|PYTHON|(PATH|HOME)$")
+
+
+def _nobody_elses(variable: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", variable) or _OTHERS_VARIABLES.match(variable):
+        raise ValueError(f"must be {_ALLOWED_VARIABLES}")
+    return variable
+
+
+Variable = Annotated[str, AfterValidator(_nobody_elses), Field(json_schema_extra={"allowed": _ALLOWED_VARIABLES})]
+Secrets = Annotated[dict[Variable, Name], Field(max_length=32)]
 Exactness = Annotated[Exact, Field(json_schema_extra={"allowed": "false, true or best_effort"})]
 LabelWord = Annotated[
     str,
@@ -220,6 +233,7 @@ class JobFile(Request):
     project: Name = _default(JobSpec, "project")
     start_by_s: Annotated[Real, Field(ge=0, le=366 * 86400)] = _default(JobSpec, "start_by_s")
     max_runtime_s: Annotated[Real, Field(ge=0, le=366 * 86400)] = _default(JobSpec, "max_runtime_s")
+    secrets: Secrets = _default(JobSpec, "secrets")
 
     def to_spec(self) -> JobSpec:
         """Raises Refused where fields that are each fine contradict each other."""
@@ -235,6 +249,12 @@ def _contradictions(job: JobFile) -> tuple[FieldProblem, ...]:
     train, parallel = job.train, job.parallel
     pp, dp, ids = parallel.pp or 1, parallel.dp or 1, train.micro_batches
     found = []
+    if place := revealed(job.model_dump(mode="json", exclude={"secrets"})):
+        message = (
+            f"{place} holds what looks like a secret, and a job is kept and shown as it was sent; "
+            "keep the value with `everstep secret set NAME` and name it under secrets"
+        )
+        found.append(FieldProblem(field=place, value=None, message=message))
     if pp * dp > ids:
         stages = f"parallel.pp {pp}" + (f" x parallel.dp {dp}" if dp > 1 else "")
         message = (
@@ -356,10 +376,14 @@ class ResizeRequest(Request):
     def is_of_size(self) -> bool:
         return not self.min_devices is self.max_devices is self.target is None
 
-    def changed(self, size: Size) -> Size:
-        """Raises Refused where the three contradict each other."""
+    def require_some(self) -> None:
+        """Raises Refused."""
         if not self.is_of_size and self.priority is None:
             raise Refused("nothing is to be changed; send min_devices, max_devices, target or priority")
+
+    def changed(self, size: Size) -> Size:
+        """Raises Refused where the three contradict each other."""
+        self.require_some()
         wanted = self.model_dump(exclude={"priority"})
         now = replace(size, **{name: value for name, value in wanted.items() if value is not None})
         if now.max_devices and now.max_devices < now.min_devices:

@@ -39,12 +39,15 @@ class ScopedDesk:
             )
         return await self._desk.submit(job, spec, at, key, body_hash)
 
-    async def command(self, command: Command) -> str:
+    async def command(self, command: Command, expected: int | None = None) -> str:
         job = getattr(command, "job", None)
         if job is None:
             raise Problem(403, "forbidden", "this is about the whole cluster; use a token for all projects")
         await self.get(job)
-        return await self._desk.command(command)
+        return await self._desk.command(command, expected)
+
+    async def revision(self, job: JobId) -> int:
+        return await self._desk.revision(job)
 
     async def get(self, job: JobId) -> JobRecord:
         record = await self._desk.get(job)

@@ -10,7 +10,7 @@ from orchestrator.domain.errors import Refused
 from orchestrator.domain.job import JobRecord, JobStatus
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 
-from .schemas import Labels, Name, Request
+from .schemas import Labels, Name, Request, ResizeRequest
 
 
 class SelectionRequest(Request):
@@ -35,3 +35,9 @@ class SelectionRequest(Request):
             and self.name in (None, record.spec.name)
             and self.labels.items() <= record.spec.labels.items()
         )
+
+
+class ResizeManyRequest(SelectionRequest):
+    """And what each of them is to have."""
+
+    resize: ResizeRequest

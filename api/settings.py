@@ -41,6 +41,10 @@ class ApiSettings:
     """and at once; beyond it only who is known there is answered."""
     kinds: tuple[DeviceKind, ...] = ()
     """Of device, that the configuration adds or describes otherwise."""
+    refusals_per_s: float = 1.0
+    """Of one token's changes that were refused, so many are kept in the audit log in the long run,"""
+    refusals_burst: float = 200.0
+    """and at once: what was done is all kept, what was not pushes no more than this of it out."""
     local_digest: str = ""
     """Hash of the state folder's own token; "": there is none."""
 

@@ -47,6 +47,8 @@ class BulkView(View):
     jobs: tuple[str, ...]
     dry_run: bool
     message: str
+    refused: tuple[str, ...] = ()
+    """Selected, and why not: the newest hundred of them."""
 
 
 class FaultAcceptedView(AcceptedView):
@@ -280,6 +282,27 @@ class JobSummary(View):
     finished_at: Instant | None
 
 
+class LogLineView(View):
+    """at: when its node first saw it, to about a second. offset: of its first byte in the log of its device.
+
+    rank: of the current generation; null where the device has none.
+    """
+
+    device: str
+    rank: int | None
+    at: Instant
+    offset: int
+    text: str
+
+
+class LogPageView(View):
+    """next: to go on with, as `after`. is_cut: more is there now; with `tail`, before these lines."""
+
+    lines: tuple[LogLineView, ...]
+    next: str
+    is_cut: bool
+
+
 class SizeView(View):
     """In devices; 0 for no limit."""
 
@@ -297,6 +320,8 @@ class EvaluationView(View):
 
 
 class JobView(JobSummary):
+    revision: int = 0
+    """Grows with each thing asked of the job and each change a person would decide on; no step moves it."""
     tokens_per_step: int
     typical_step_s: float | None
     num_params: int | None

@@ -21,6 +21,7 @@ from orchestrator.adapters.plan_process import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.redis_desk import RedisDesk
 from orchestrator.adapters.redis_keyring import RedisKeyring
+from orchestrator.adapters.secret_folder import FOLDER, SecretFolder
 from orchestrator.domain.errors import Conflict, Refused
 
 from . import configured, logs
@@ -54,6 +55,7 @@ async def serve(config: Config) -> None:
         _settings(config),
         ThreadForeseer(SubprocessProber()),
         keyring if config.api.auth == "required" else None,
+        SecretFolder(config.root / FOLDER),
     )
     try:
         await uvicorn.Server(server_config(app, config)).serve()

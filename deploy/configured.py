@@ -50,6 +50,12 @@ def resolved(asked: argparse.Namespace) -> Resolved:
         raise SystemExit(USAGE) from error
 
 
+def passed_on(asked: argparse.Namespace) -> tuple[str, ...]:
+    """What another process of the service is started with, so that it resolves to the same configuration."""
+    file = ("--config", str(asked.config.resolve())) if asked.config is not None else ()
+    return (*file, *(word for one in asked.set for word in ("--set", one)))
+
+
 def assignments(said: Sequence[str]) -> dict[str, str]:
     """Of NAME=VALUE. Raises Refused."""
     found = {}

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,25 +53,27 @@ def main() -> None:
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--chaos", action="store_true", help="let users cause faults on purpose")
+    parser.add_argument("settings", nargs="*", help="after --: what the supervisor and the API are started with")
     asked = parser.parse_args()
     places = Places(asked.state_dir.resolve())
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     with contextlib.suppress(KeyboardInterrupt):
-        keep(kept_processes(places, asked.port, asked.chaos))
+        keep(kept_processes(places, asked.port, asked.chaos, asked.settings))
 
 
-def kept_processes(places: Places, port: int, chaos: bool = False) -> list[Kept]:
+def kept_processes(places: Places, port: int, chaos: bool = False, settings: Sequence[str] = ()) -> list[Kept]:
     environment = ray_environment.for_state_dir(places.state_dir)
     plain = without_ray() | {CLUSTER_MARK: environment.cluster}
     redis = EmbeddedRedis(places.state_dir)
-    folder = ("--state-dir", str(places.state_dir))
+    # Last, and as settings: what was decided once for all of them is said more strongly than a file or --set of the user's.
+    decided = ("--set", f"state_dir={places.state_dir}")
 
     def start_redis() -> ProcessId | None:
         redis.start(plain)
         return redis.process
 
-    def launch(name: str, env: dict[str, str], *arguments: str) -> Callable[[], ProcessId | None]:
-        return lambda: start_detached(places, name, [sys.executable, "-m", *arguments, *folder], env)
+    def launch(name: str, env: dict[str, str], module: str, *more: str) -> Callable[[], ProcessId | None]:
+        return lambda: start_detached(places, name, [sys.executable, "-m", module, *settings, *decided, *more], env)
 
     nodes = LocalNodes(places.state_dir)
 
@@ -82,7 +84,7 @@ def kept_processes(places: Places, port: int, chaos: bool = False) -> list[Kept]
 
         return Kept(name, lambda: nodes.head(name), restart, is_wanted=lambda: nodes.has_head(name))
 
-    api = launch(API, plain, "deploy.api_server", "--port", str(port), *(["--chaos"] if chaos else []))
+    api = launch(API, plain, "deploy.api_server", "--set", f"api.port={port}", "--set", f"api.chaos={str(chaos).lower()}")
     supervisor = launch(SUPERVISOR, environment.variables(os.environ), "deploy.supervisor_main")
     return [
         Kept("redis", lambda: redis.process, start_redis),

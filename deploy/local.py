@@ -69,13 +69,14 @@ def up(
     port: int = 0,
     address: str = LOOPBACK,
     chaos: bool = False,
+    settings: Sequence[str] = (),
     say: Say = lambda _: None,
 ) -> LocalCluster:
     """Ready when this returns; where it runs already, that one. Raises EverstepError, having stopped what it started.
 
     Nodes that outlived everything else (their head, the keeper) are taken up as they are, with the jobs that train there.
     address: where Ray's head listens, for nodes that are not on loopback; Redis and the API stay there. chaos:
-    users may cause faults on purpose.
+    users may cause faults on purpose. settings: flags that the supervisor and the API are started with.
     """
     places = Places(state_dir.resolve())
     places.create()
@@ -85,12 +86,12 @@ def up(
             say(f"already running at {server.url}")
             return LocalCluster(server.url, places.state_dir)
         if server and _living_nodes(places):
-            return _take_up(places, server, chaos, say)
+            return _take_up(places, server, chaos, settings, say)
         if left := _processes(places):
             say(f"{len(left)} processes of an earlier cluster are still here; stopping them first")
         _stop(places)
         try:
-            return _start(places, nodes, port, address, chaos, say)
+            return _start(places, nodes, port, address, chaos, settings, say)
         except BaseException:
             _stop(places)
             raise
@@ -129,7 +130,15 @@ def status(state_dir: Path) -> dict[str, object]:
 # --- up -------------------------------------------------------------------------------------------------------------------
 
 
-def _start(places: Places, specs: Sequence[NodeSpec], port: int, address: str, chaos: bool, say: Say) -> LocalCluster:
+def _start(
+    places: Places,
+    specs: Sequence[NodeSpec],
+    port: int,
+    address: str,
+    chaos: bool,
+    settings: Sequence[str],
+    say: Say,
+) -> LocalCluster:
     began = time.monotonic()
     if port and is_taken(port):
         raise Conflict(f"port {port} is taken by another program; choose another, or 0 for any")
@@ -137,7 +146,7 @@ def _start(places: Places, specs: Sequence[NodeSpec], port: int, address: str, c
     nodes, redis = LocalNodes(places.state_dir), EmbeddedRedis(places.state_dir)
     storage = redis.start(without_ray() | {CLUSTER_MARK: nodes.environment.cluster})
     say(f"redis      ready after {time.monotonic() - began:.1f} s")
-    _start_keeper(places, port, chaos)
+    _start_keeper(places, port, chaos, settings)
     nodes.start(specs, address=address, storage=storage)
     say(f"nodes      {', '.join(nodes.registry().nodes) or 'none'} after {time.monotonic() - began:.1f} s")
     if address != LOOPBACK:
@@ -145,18 +154,19 @@ def _start(places: Places, specs: Sequence[NodeSpec], port: int, address: str, c
     return _serve(places, f"http://{LOOPBACK}:{port}", len(specs), began, say)
 
 
-def _take_up(places: Places, server: Server, chaos: bool, say: Say) -> LocalCluster:
+def _take_up(places: Places, server: Server, chaos: bool, settings: Sequence[str], say: Say) -> LocalCluster:
     """Everything but the nodes anew: what they say to the head is kept in Redis, and they know its address."""
     began, living = time.monotonic(), _living_nodes(places)
     say(f"{', '.join(living)} still run; taking them up")
     EmbeddedRedis(places.state_dir).start(without_ray() | {CLUSTER_MARK: LocalNodes(places.state_dir).environment.cluster})
-    _start_keeper(places, int(server.url.rpartition(":")[2]), chaos)
+    _start_keeper(places, int(server.url.rpartition(":")[2]), chaos, settings)
     return _serve(places, server.url, len(living), began, say)
 
 
-def _start_keeper(places: Places, port: int, chaos: bool) -> None:
+def _start_keeper(places: Places, port: int, chaos: bool, settings: Sequence[str]) -> None:
     command = [sys.executable, "-m", "deploy.keeper", "--state-dir", str(places.state_dir), "--port", str(port)]
     command += ["--chaos"] if chaos else []
+    command += ["--", *settings]
     cluster = LocalNodes(places.state_dir).environment.cluster
     start_detached(places, KEEPER, command, without_ray() | {CLUSTER_MARK: cluster})
 
@@ -261,7 +271,8 @@ def main() -> int:
         if asked.action == "up":
             local, api = config.local, config.api
             nodes = parse_nodes(local.nodes)
-            up(config.root, nodes, port=api.port, address=local.address, chaos=api.chaos, say=print)
+            passed = configured.passed_on(asked)
+            up(config.root, nodes, port=api.port, address=local.address, chaos=api.chaos, settings=passed, say=print)
         elif asked.action == "down":
             down(config.root, say=print)
         else:

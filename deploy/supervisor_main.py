@@ -24,6 +24,7 @@ from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.ray_cluster import RayCluster
 from orchestrator.adapters.redis_store import RedisStore
 from orchestrator.adapters.saboteur import LocalSaboteur
+from orchestrator.adapters.secret_folder import FOLDER, SecretFolder
 from orchestrator.domain.attic import DAY_S, Retention
 from orchestrator.domain.errors import Unavailable
 from orchestrator.supervisor.acting import World
@@ -64,7 +65,7 @@ async def serve(config: Config) -> None:
         store=MeteredStore(store),
         cluster=MeteredCluster(cluster),
         provider=Providers(nodes, JoinedNodes(Mailbox(address))),
-        prober=SubprocessProber(),
+        prober=SubprocessProber(secrets=SecretFolder(state_dir / FOLDER)),
         planner=ThreadPlanner(ignores_kinds=bool(os.environ.get(IGNORES_KINDS))),
         checkpoints=FolderCheckpoints(str(state_dir)),
         saboteur=LocalSaboteur(redis),

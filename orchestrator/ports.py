@@ -22,6 +22,7 @@ from .domain.profile import Profile
 from .domain.protocol import Envelope, HostMessage
 from .domain.quarantine import Quarantine
 from .domain.queue import Project, Waiting
+from .domain.secrecy import Veil
 from .domain.spec import JobSpec
 
 # --- state ---------------------------------------------------------------------------------------------------------------
@@ -122,7 +123,16 @@ class Desk(Protocol):
         """
         ...
 
-    async def command(self, command: Command) -> str: ...
+    async def command(self, command: Command, expected: int | None = None) -> str:
+        """Record it for the supervisor. expected: the job's revision it rests on; where that is another by now, nothing is.
+
+        Raises Outdated, Unavailable.
+        """
+        ...
+
+    async def revision(self, job: JobId) -> int:
+        """See domain/revision.py; 0 where there is no such job. Ask before the record: a record is then never older."""
+        ...
 
     async def get(self, job: JobId) -> JobRecord:
         """Raises NotFound."""
@@ -158,6 +168,14 @@ class Desk(Protocol):
 
     async def health(self) -> dict[str, str]:
         """Name of each check -> "ok" or what is wrong, in words."""
+        ...
+
+
+class Vault(Protocol):
+    """Where the values are that jobs name, for hiding them."""
+
+    def veil(self, spec: JobSpec) -> Veil:
+        """Over the job's secrets, as far as they can be read."""
         ...
 
 

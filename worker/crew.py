@@ -47,13 +47,15 @@ class Crew:
     """Used on one asyncio loop.
 
     tell: takes what becomes of the processes; heard: what a rank says, in its order; spawned: a process that has just been
-    asked for; left: one that is gone and has said everything; address: where this node's ranks listen.
+    asked for; left: one that is gone and has said everything; address: where this node's ranks listen;
+    secrets: of the job's environment.
     """
 
     def __init__(
         self,
         order: OpenHost,
         address: str,
+        secrets: Mapping[str, str],
         *,
         tell: Callable[[HostEvent], None],
         heard: Callable[[Seat, FromRank], None],
@@ -68,7 +70,7 @@ class Crew:
         self._heard = heard
         self._spawned = spawned
         self._left = left
-        self._zygote = Zygote(order, self._zygote_said, self._zygote_ended)
+        self._zygote = Zygote(order, secrets, self._zygote_said, self._zygote_ended)
         self._started_at = 0.0
         self.opened: HostOpened | None = None
         """What was told when the zygote was warm."""

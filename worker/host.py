@@ -21,7 +21,8 @@ from typing import assert_never
 
 from orchestrator.adapters.index import own_folder
 from orchestrator.adapters.places import place
-from orchestrator.domain.errors import EverstepError, StaleTerm
+from orchestrator.adapters.secret_folder import SecretFolder
+from orchestrator.domain.errors import EverstepError, Refused, StaleTerm
 from orchestrator.domain.ids import Device, EffectId, Generation, Term
 from orchestrator.domain.protocol import (
     BeginJoin,
@@ -31,6 +32,7 @@ from orchestrator.domain.protocol import (
     Envelope,
     FaultCarriedOut,
     FormGeneration,
+    HostFailed,
     HostMessage,
     HostRequest,
     InjectFault,
@@ -52,6 +54,7 @@ from orchestrator.domain.protocol import (
     StopAfter,
     Together,
 )
+from orchestrator.domain.secrecy import Veil
 
 from .checkpoint.dispatch import Dispatch
 from .checkpoint.tier import sweep_left
@@ -62,6 +65,7 @@ from .examination import Examination
 from .injection import Injection, kill_this_process
 from .isolation import GRACE_S, Isolation
 from .leave import Leave
+from .logtimes import LogTimes
 from .lookout import Lookout
 from .mail import Between, FromRank, HandedOver, Passed, Raised, StandsBy, order_frame
 from .outbox import Outbox
@@ -124,6 +128,7 @@ class Host:
         self._copies = Copies()
         self._sweeping: asyncio.Future[None] | None = None
         self._copies_due = 0.0
+        self._log_times = LogTimes()
         self._watching: asyncio.TimerHandle | None = None
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
@@ -234,10 +239,22 @@ class Host:
             if (opened := self._opened_crew().opened) is not None:
                 self._outbox.add(opened)
             return
+        try:
+            secrets = SecretFolder(Path(order.secrets_dir)).environment(order.spec)
+        except Refused as error:
+            self._outbox.add(HostFailed(message=error.message))
+            return
+        self._outbox.veil = Veil(secrets.values())
         self._order = order
         self._dispatch = Dispatch(order, self._outbox.add)
         self._crew = Crew(
-            order, self._address, tell=self._outbox.add, heard=self._take_in, spawned=self._spawned, left=self._collect
+            order,
+            self._address,
+            secrets,
+            tell=self._outbox.add,
+            heard=self._take_in,
+            spawned=self._spawned,
+            left=self._collect,
         )
         self._injection = Injection(self._crew, self._outbox.add, self._end)
         self._crew.start()
@@ -426,6 +443,7 @@ class Host:
             self._look_at_copies(time.monotonic())
             self._fork_ahead()
             self._outbox.tick(time.time())
+            self._log_times.note((seat.log for seat in self._opened_crew().at.values()), time.time())
         finally:
             # At round times, so that a look and a tick are one wake-up.
             again_s = self._lookout.look_again_s

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from orchestrator.domain import codec
 from orchestrator.domain.protocol import OpenHost
 from orchestrator.domain.spec import DeviceKind
 
+from . import private_tmp
 from .child import start
 from .logs import tail
 
@@ -36,14 +37,16 @@ def _devices_for(kind: DeviceKind) -> dict[str, str]:
 class Zygote:
     """Used on one asyncio loop. `heard` gets the messages of worker/zygote.py, `ended` its exit code, once."""
 
-    def __init__(self, order: OpenHost, heard: Heard, ended: Callable[[int], None]) -> None:
+    def __init__(self, order: OpenHost, secrets: Mapping[str, str], heard: Heard, ended: Callable[[int], None]) -> None:
         self._order = order
+        self._secrets = secrets
         self._heard = heard
         self._ended = ended
         self._log = Path(order.log_dir) / f"{order.node}-zygote.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._pidfd = -1
+        self._tmp: Path | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -55,7 +58,8 @@ class Zygote:
 
     def start(self) -> None:
         """Raises OSError where no process can be started."""
-        environment = _devices_for(self._order.spec.train.device)
+        self._tmp = private_tmp.make(self._order.job, os.getpid())
+        environment = {**self._secrets, **_devices_for(self._order.spec.train.device), "TMPDIR": str(self._tmp)}
         child = start("worker.zygote", codec.dumps(self._order), self._log, environment)
         self._process, self._socket, self._pidfd = child.process, child.socket, child.pidfd
         loop = asyncio.get_running_loop()
@@ -104,5 +108,7 @@ class Zygote:
         self._socket.close()
         self._socket = None
         exit_code = self._process.wait()
+        if self._tmp is not None:
+            loop.run_in_executor(None, private_tmp.remove, self._tmp)
         self._process = None
         self._ended(exit_code)

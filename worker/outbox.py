@@ -18,6 +18,7 @@ from statistics import median
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.protocol import CopiesSeen, Envelope, HostEvent, RankExited, StepsPassed
+from orchestrator.domain.secrecy import Veil
 
 TICK_S = 0.5
 """As long as a supervisor lets a poll wait: the next poll ends with the next tick, not besides."""
@@ -40,6 +41,8 @@ class Outbox:
     """Used on one asyncio loop."""
 
     def __init__(self) -> None:
+        self.veil = Veil()
+        """Over whatever is told in words: what leaves here is recorded."""
         self._kept: deque[_Kept] = deque()
         self._last_number = 0
         self._delivered = 0
@@ -181,6 +184,8 @@ class Outbox:
 
     def _append(self, event: HostEvent) -> None:
         self._last_number += 1
+        if self.veil and not isinstance(event, StepsPassed):
+            event = self.veil.over(event)
         self._kept.append(_Kept(Envelope(number=self._last_number, event=event), time.monotonic()))
 
 

@@ -30,6 +30,7 @@ from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.ids import Device
 from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.secrecy import Veil
 
 from . import rank
 from .birth import Inherited, Job
@@ -37,6 +38,7 @@ from .data import sources
 from .parallel.world import warm_up_world
 from .parentage import die_with_parent, end_session, reaped
 from .program import load_program
+from .veiled import cover_output
 from .warming import warm
 
 MESSAGE_BYTES = 1 << 16
@@ -48,6 +50,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     order = codec.loads(OpenHost, sys.stdin.buffer.read())
     _forget_stdin()
+    cover_output(Veil(os.environ.get(variable, "") for variable in order.spec.secrets))
     try:
         job = _warmed(order)
     except BaseException as error:

@@ -10,7 +10,7 @@ import io
 import json
 import tarfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from platform import platform, python_version
@@ -90,7 +90,7 @@ def files(client: Client, job: JobView, log_lines: int, version: str) -> Iterato
         ),
     )
     yield "job.json", _json(job.model_dump(mode="json", exclude={"spec", "incidents"}))
-    yield "config.json", _json(job.spec)
+    yield "config.json", json.dumps(_config(job.spec), indent=2, sort_keys=True) + "\n"
     yield "events.jsonl", _lines(history(client, job.id))
     yield "steps.jsonl", _lines(client.all_metrics(job.id))
     yield "incidents.jsonl", _lines(job.incidents)
@@ -122,6 +122,12 @@ def devices_of(job: JobView) -> set[str]:
     found = {seat.device for seat in job.plan.seats} if job.plan else set()
     found |= {device for one in job.incidents for device in one.devices}
     return found | ({job.failure.device} if job.failure and job.failure.device else set())
+
+
+def _config(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A job file. Its own `secrets` are names, and nothing works without them."""
+    shown: dict[str, Any] = redacted({name: value for name, value in spec.items() if name != "secrets"})
+    return shown | {"secrets": spec.get("secrets", {})}
 
 
 def _json(value: Any) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from api.client import ApiError, Client, JobView
+from api.client import Client, JobView
 from api.client.client import read_job_file
-from api.views import TERMINAL
+from api.views import BulkView
 from orchestrator.domain.job import JobStatus
 
 from . import render
@@ -30,9 +31,12 @@ from .session import (
 
 PATIENT_S = 30.0
 """A follower stays this long with a server that does not answer: it may be starting again."""
-LOG_POLL_S = 0.5
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="An id, a name, or `last`.")]
+IfRevision = Annotated[
+    int | None,
+    typer.Option("--if-revision", min=0, help="Only if it is still as `everstep get` showed it then."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
@@ -41,7 +45,6 @@ def register(app: typer.Typer) -> None:
     app.command()(ls)
     app.command()(get)
     app.command()(events)
-    app.command()(logs)
     app.command()(wait)
     app.command()(scale)
 
@@ -63,6 +66,9 @@ def submit(
     ] = None,
     project: Annotated[str | None, typer.Option(help="Whose quota its devices count against.")] = None,
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same key never makes a second job.")] = None,
+    own_id: Annotated[
+        str | None, typer.Option("--id", metavar="job-NAME", help="An id of your own: it never names a second job.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a job."""
@@ -73,7 +79,9 @@ def submit(
     body: Path | dict[str, Any] = file if start is None else _beginning_with(file, start, is_weights_only)
     if more:
         body = {**(read_job_file(body) if isinstance(body, Path) else body), **more}
-    job = client.submit(body, key)
+    if key is not None and own_id is not None:
+        raise typer.BadParameter("--key and --id both keep a job from being made twice; give one of them")
+    job = client.submit(body, key, id=own_id)
     if not is_followed:
         if as_json:
             print_json(job)
@@ -158,27 +166,6 @@ def events(
             return
 
 
-def logs(
-    ctx: typer.Context,
-    job: Job,
-    is_followed: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="A rank of the current generation.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="node/index, whatever rank sits there.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, max=10000, help="Only the last lines.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """One rank's log: of the rank that failed, else the first."""
-    client = session_of(ctx).client(PATIENT_S if is_followed else 2.0)
-    job_id = find_job(client, job)
-    if is_followed:
-        raise typer.Exit(_follow_log(client, job_id, rank, device, 10 if tail is None else tail))
-    chunk = client.logs(job_id, rank=rank, device=device, tail=tail)
-    if as_json:
-        print_json({"job": job_id, "device": chunk.device, "text": chunk.text, "next_offset": chunk.next_offset})
-    else:
-        typer.echo(chunk.text, nl=False)
-
-
 def wait(
     ctx: typer.Context,
     job: Job,
@@ -200,7 +187,7 @@ def wait(
 
 def scale(
     ctx: typer.Context,
-    job: Job,
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="An id, a name, or `last`.")] = None,
     devices: Annotated[
         int | None,
         typer.Argument(metavar="[DEVICES]", min=0, help="How many it should have; 0: as many as it can use."),
@@ -210,20 +197,62 @@ def scale(
     priority: Annotated[
         int | None, typer.Option("--priority", "-p", help="Higher ones come first and take devices from lower ones.")
     ] = None,
+    state: Annotated[list[JobStatus] | None, typer.Option("--state", "-s", help="Every open job in this state.")] = None,
+    label: Annotated[list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="With this label.")] = None,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Of a filter: only say which jobs those are.")] = False,
+    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Of a filter: don't ask.")] = False,
+    if_revision: IfRevision = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change how many devices a job has, or its priority; it moves while it trains, and no step is lost."""
+    """Change how many devices a job has, or its priority; it moves while it trains, and no step is lost.
+
+    With --state or --label: of every job these select, `everstep scale --label team=nlp 4`.
+    """
+    is_filtered = bool(state or label)
+    if is_filtered and devices is None and job is not None and job.isascii() and job.isdigit():
+        devices, job = int(job), None
+    if (job is None) != is_filtered or (is_filtered and if_revision is not None):
+        fail("Which jobs to scale?", "name one, or select some with --state or --label; --if-revision is of one")
+        raise typer.Exit(USAGE)
     if devices is None and least is None and most is None and priority is None:
         fail("Nothing to change", "give a number of devices, --min, --max or --priority")
         raise typer.Exit(USAGE)
     client = session_of(ctx).client()
+    if job is None:
+        select = partial(
+            client.resize_many,
+            target=devices,
+            min_devices=least,
+            max_devices=most,
+            priority=priority,
+            state=state or (),
+            labels=labels_of(label),
+        )
+        to_many("scale", select, is_dry, is_sure or as_json, as_json)
+        return
     job_id = find_job(client, job)
-    accepted = client.resize(job_id, target=devices, min_devices=least, max_devices=most, priority=priority)
+    accepted = client.resize(
+        job_id, target=devices, min_devices=least, max_devices=most, priority=priority, if_revision=if_revision
+    )
     if as_json:
         print_json(accepted)
     else:
         out().print(accepted.message)
         hint([f"everstep events -f {job_id}", f"everstep get {job_id}"])
+
+
+def to_many(verb: str, select: Callable[..., BulkView], is_dry: bool, is_sure: bool, as_json: bool) -> None:
+    """Say which they are, ask, do it. select: takes dry_run."""
+    if not (is_dry or is_sure):
+        selected = select(dry_run=True)
+        out().print(selected.message, *selected.jobs, sep="\n  ")
+        if not selected.count or not typer.confirm(f"{verb} {'it' if selected.count == 1 else 'them'}?"):
+            return
+    done = select(dry_run=is_dry)
+    if as_json:
+        print_json(done)
+    else:
+        out().print(done.message, *(done.jobs if is_dry else ()), sep="\n  ")
 
 
 def _beginning_with(file: Path, start: str, is_weights_only: bool) -> dict[str, Any]:
@@ -259,30 +288,3 @@ def _watch_as_json(client: Client, job_id: str) -> JobView:
     found = client.wait(job_id)
     print_json_line(found)
     return found
-
-
-def _follow_log(client: Client, job_id: str, rank: int | None, device: str | None, tail: int) -> int:
-    offset: int | None = None
-    try:
-        while True:
-            status = client.job(job_id).status
-            try:
-                if offset is None:
-                    chunk = client.logs(job_id, rank=rank, device=device, tail=tail)
-                else:
-                    chunk = client.logs(job_id, device=device, offset=offset)
-            except ApiError as error:
-                # Not there yet: its rank has still to start.
-                if error.status != 404 or status in TERMINAL:
-                    raise
-            else:
-                # A rank's number may move to another device; this log stays with the device it began on.
-                device, offset = chunk.device, chunk.next_offset
-                typer.echo(chunk.text, nl=False)
-                if chunk.text:
-                    continue
-            if status in TERMINAL:
-                return JOB_EXIT[status]
-            time.sleep(LOG_POLL_S)
-    except KeyboardInterrupt:
-        return DETACHED

@@ -19,6 +19,7 @@ from . import (
     cluster,
     config,
     jobs,
+    logs,
     plans,
     queue,
     service,
@@ -75,6 +76,7 @@ def client_version() -> str:
 
 
 jobs.register(app)
+logs.register(app)
 verbs.register(app)
 plans.register(app)
 simulate.register(app)

@@ -175,6 +175,8 @@ def _facts(job: JobView) -> Table:
     if job.size.target or job.size.max_devices:
         most = f"{job.size.min_devices} to {job.size.max_devices or 'any number of'} devices"
         table.add_row("size", f"{most}, {job.size.target} wanted" if job.size.target else most)
+    if not job.is_over:
+        table.add_row("revision", f"{job.revision}, for --if-revision")
     if job.archived_at is not None:
         table.add_row("archived", f"{when(job.archived_at)}: its history, steps and logs are gone")
     if job.waiting is not None:

@@ -1,4 +1,4 @@
-"""Commands that become a process of the service: `everstep api`, `everstep supervisor`. Options are the process's own."""
+"""Commands that become another process of the service: `everstep api`, `supervisor`, `secret`. Options are its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import typer
 from .session import USAGE, fail, session_of
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["-h"]}
-_MODULES = {"api": "deploy.api_server", "supervisor": "deploy.supervisor_main"}
+_MODULES = {"api": "deploy.api_server", "supervisor": "deploy.supervisor_main", "secret": "deploy.secret_files"}
 _NEEDS = ("ray", "redis", "fastapi", "uvicorn")
 
 
 def register(app: typer.Typer) -> None:
     app.command("api", context_settings=PASS_ON)(api)
     app.command("supervisor", context_settings=PASS_ON)(supervisor)
+    app.command("secret", context_settings=PASS_ON)(secret)
 
 
 def api(ctx: typer.Context) -> None:
@@ -30,6 +31,11 @@ def supervisor(ctx: typer.Context) -> None:
     _become(ctx, "supervisor")
 
 
+def secret(ctx: typer.Context) -> None:
+    """Keep values that job files name under `secrets`, on this machine: `set NAME`, `ls`, `rm NAME`; -h for each."""
+    _become(ctx, "secret")
+
+
 def _become(ctx: typer.Context, name: str) -> None:
     """Replaced by it, so that whoever started this (systemd, a container) signals it and nobody between."""
     missing = [library for library in _NEEDS if importlib.util.find_spec(library) is None]
@@ -38,7 +44,7 @@ def _become(ctx: typer.Context, name: str) -> None:
         raise typer.Exit(USAGE)
     arguments = list(ctx.args)
     source = ctx.find_root().get_parameter_source("state_dir")
-    if source is not None and source.name == "COMMANDLINE" and "--state-dir" not in arguments:
-        arguments += ["--state-dir", str(session_of(ctx).state_dir)]
+    if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT") and "--state-dir" not in arguments:
+        arguments = ["--state-dir", str(session_of(ctx).state_dir), *arguments]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", _MODULES[name], *arguments])

@@ -102,8 +102,8 @@ def jobs_table(jobs: Sequence[JobView | JobSummary]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("JOB", no_wrap=True, overflow="ellipsis", min_width=12)
     table.add_column("STATUS", no_wrap=True, min_width=12)
-    for name in ("STEP", "STEP TIME", "TOKENS/S", "RANKS", "RECOV.", "LAST PAUSE", "GOODPUT"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("STEP", "STEP TIME", "TOKENS/S", "RANKS", "RECOV.", "PAUSE", "GOODPUT"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for job in jobs:
         row = _row(job)
         table.add_row(

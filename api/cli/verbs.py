@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from api.client import Client
 from orchestrator.domain.job import JobStatus
 
-from .jobs import AsJson, labels_of
+from .jobs import AsJson, IfRevision, labels_of, to_many
 from .session import USAGE, fail, find_job, hint, out, print_json, session_of
 
 Verb = Literal["cancel", "pause", "resume"]
@@ -42,39 +43,29 @@ def _command(verb: Verb) -> Callable[..., None]:
         label: Labels = None,
         is_dry: IsDry = False,
         is_sure: IsSure = False,
+        if_revision: IfRevision = None,
         as_json: AsJson = False,
     ) -> None:
         if (job is not None) == bool(state or label):
             fail(f"Which jobs to {verb}?", "name one, or select some with --state or --label")
             raise typer.Exit(USAGE)
+        if if_revision is not None and job is None:
+            raise typer.BadParameter("--if-revision is of one job; name it")
         client = session_of(ctx).client()
         if job is not None:
-            _to_one(client, verb, find_job(client, job), as_json)
+            _to_one(client, verb, find_job(client, job), if_revision, as_json)
         else:
-            _to_many(client, verb, list(state or ()), labels_of(label), is_dry, is_sure or as_json, as_json)
+            select = partial(client.to_many, verb, state=list(state or ()), labels=labels_of(label))
+            to_many(verb, select, is_dry, is_sure or as_json, as_json)
 
     return command
 
 
-def _to_one(client: Client, verb: Verb, job: str, as_json: bool) -> None:
-    accepted = {"cancel": client.cancel, "pause": client.pause, "resume": client.resume}[verb](job)
+def _to_one(client: Client, verb: Verb, job: str, if_revision: int | None, as_json: bool) -> None:
+    ask = {"cancel": client.cancel, "pause": client.pause, "resume": client.resume}[verb]
+    accepted = ask(job, if_revision=if_revision)
     if as_json:
         print_json(accepted)
         return
     out().print(accepted.message)
     hint([f"everstep {NEXT[verb]} {job}", f"everstep get {job}"])
-
-
-def _to_many(
-    client: Client, verb: Verb, states: list[JobStatus], labels: dict[str, str], is_dry: bool, is_sure: bool, as_json: bool
-) -> None:
-    if not (is_dry or is_sure):
-        selected = client.to_many(verb, state=states, labels=labels, dry_run=True)
-        out().print(selected.message, *selected.jobs, sep="\n  ")
-        if not selected.count or not typer.confirm(f"{verb} {'it' if selected.count == 1 else 'them'}?"):
-            return
-    done = client.to_many(verb, state=states, labels=labels, dry_run=is_dry)
-    if as_json:
-        print_json(done)
-    else:
-        out().print(done.message, *(done.jobs if is_dry else ()), sep="\n  ")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -30,6 +31,7 @@ from api.views import (
     GapView,
     JobPage,
     JobView,
+    LogPageView,
     NodeView,
     ProjectView,
     StepView,
@@ -79,7 +81,9 @@ class LogChunk:
 # --- jobs ----------------------------------------------------------------------------------------------------------------
 
 
-def submit(job: JobLike, key: str | None = None) -> Call[SubmittedView]:
+def submit(job: JobLike, key: str | None = None, id: str | None = None) -> Call[SubmittedView]:
+    if id is not None:
+        return Call(method="PUT", path=job_path(id), read=one(SubmittedView), body=body_of(job))
     headers = {"Idempotency-Key": key or secrets.token_hex(16)}
     return Call(method="POST", path="/api/v1/jobs", read=one(SubmittedView), body=body_of(job), headers=headers)
 
@@ -96,8 +100,10 @@ def job(id: str) -> Call[JobView]:
     return Call(method="GET", path=job_path(id), read=one(JobView))
 
 
-def verb(id: str, name: Literal["cancel", "pause", "resume", "checkpoint"]) -> Call[AcceptedView]:
-    return Call(method="POST", path=f"{job_path(id)}:{name}", read=one(AcceptedView))
+def verb(
+    id: str, name: Literal["cancel", "pause", "resume", "checkpoint"], revision: int | None = None
+) -> Call[AcceptedView]:
+    return Call(method="POST", path=f"{job_path(id)}:{name}", read=one(AcceptedView), **resting_on(revision))
 
 
 def to_many(
@@ -111,12 +117,34 @@ def to_many(
     return Call(method="POST", path=f"/api/v1/jobs:{name}", read=one(BulkView), body=body)
 
 
+def resize_many(
+    sizes: Mapping[str, int | None],
+    state: Sequence[str],
+    job_name: str | None,
+    labels: Mapping[str, str] | None,
+    dry_run: bool,
+) -> Call[BulkView]:
+    body = {"state": list(state), "name": job_name, "labels": dict(labels or {}), "dry_run": dry_run}
+    wanted = {name: value for name, value in sizes.items() if value is not None}
+    return Call(method="POST", path="/api/v1/jobs:resize", read=one(BulkView), body=body | {"resize": wanted})
+
+
 def resize(
-    id: str, target: int | None, min_devices: int | None, max_devices: int | None, priority: int | None = None
+    id: str,
+    target: int | None,
+    min_devices: int | None,
+    max_devices: int | None,
+    priority: int | None = None,
+    revision: int | None = None,
 ) -> Call[AcceptedView]:
     wanted = {"target": target, "min_devices": min_devices, "max_devices": max_devices, "priority": priority}
     body = {name: value for name, value in wanted.items() if value is not None}
-    return Call(method="PATCH", path=job_path(id), read=one(AcceptedView), body=body)
+    return Call(method="PATCH", path=job_path(id), read=one(AcceptedView), body=body, **resting_on(revision))
+
+
+def resting_on(revision: int | None) -> dict[str, Any]:
+    """A change of a job that was looked at. Never sent twice: the first try, whose answer was lost, is itself a change."""
+    return {} if revision is None else {"headers": {"If-Match": f'"{revision}"'}, "is_repeatable": False}
 
 
 def queue() -> Call[list[WaitingView]]:
@@ -154,6 +182,21 @@ def logs(id: str, rank: int | None, device: str | None, tail: int | None, offset
     given = {"rank": rank, "device": device, "tail": tail, "offset": offset}
     params = {name: value for name, value in given.items() if value is not None}
     return Call(method="GET", path=f"{job_path(id)}/logs", read=_log, params=params)
+
+
+def log_lines(
+    id: str,
+    ranks: Sequence[int] = (),
+    devices: Sequence[str] = (),
+    since: datetime | None = None,
+    grep: str = "",
+    tail: int | None = None,
+    after: str = "",
+) -> Call[LogPageView]:
+    params: dict[str, Any] = {"rank": list(ranks), "device": list(devices), "grep": grep, "after": after}
+    params |= {} if since is None else {"since": since.astimezone(UTC).isoformat()}
+    params |= {} if tail is None else {"tail": tail}
+    return Call(method="GET", path=f"{job_path(id)}/logs/lines", read=one(LogPageView), params=params)
 
 
 def faults(id: str) -> Call[list[FaultView]]:

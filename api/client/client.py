@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -28,6 +29,7 @@ from api.views import (
     JobPage,
     JobSummary,
     JobView,
+    LogPageView,
     NodeView,
     ProjectView,
     StepView,
@@ -79,9 +81,12 @@ class Client:
 
     # --- jobs ----------------------------------------------------------------------------------------------------------
 
-    def submit(self, job: JobLike, key: str | None = None) -> SubmittedView:
-        """A job file (its relative paths count from its own folder) or the same as a mapping. Raises Refused too."""
-        return self.send(calls.submit(job, key))
+    def submit(self, job: JobLike, key: str | None = None, *, id: str | None = None) -> SubmittedView:
+        """A job file (its relative paths count from its own folder) or the same as a mapping. Raises Refused too.
+
+        id: one of your own (`job-nightly-7`), under which the same job is recorded once, and no other.
+        """
+        return self.send(calls.submit(job, key, id))
 
     def run(self, job: JobLike, key: str | None = None) -> Job:
         """Submit it, and have a handle to it."""
@@ -111,15 +116,15 @@ class Client:
     def job(self, job: str) -> JobView:
         return self.send(calls.job(job))
 
-    def cancel(self, job: str) -> AcceptedView:
-        return self.send(calls.verb(job, "cancel"))
+    def cancel(self, job: str, *, if_revision: int | None = None) -> AcceptedView:
+        return self.send(calls.verb(job, "cancel", if_revision))
 
-    def pause(self, job: str) -> AcceptedView:
+    def pause(self, job: str, *, if_revision: int | None = None) -> AcceptedView:
         """It makes one more step, saves it, and holds no device until it is resumed."""
-        return self.send(calls.verb(job, "pause"))
+        return self.send(calls.verb(job, "pause", if_revision))
 
-    def resume(self, job: str) -> AcceptedView:
-        return self.send(calls.verb(job, "resume"))
+    def resume(self, job: str, *, if_revision: int | None = None) -> AcceptedView:
+        return self.send(calls.verb(job, "resume", if_revision))
 
     def to_many(
         self,
@@ -141,9 +146,26 @@ class Client:
         min_devices: int | None = None,
         max_devices: int | None = None,
         priority: int | None = None,
+        if_revision: int | None = None,
     ) -> AcceptedView:
         """In devices; what is left out stays. target: how many it should have now; 0: as many as it can use."""
-        return self.send(calls.resize(job, target, min_devices, max_devices, priority))
+        return self.send(calls.resize(job, target, min_devices, max_devices, priority, if_revision))
+
+    def resize_many(
+        self,
+        *,
+        target: int | None = None,
+        min_devices: int | None = None,
+        max_devices: int | None = None,
+        priority: int | None = None,
+        state: Sequence[str] = (),
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> BulkView:
+        """As resize, of every open job that is in one of these states, has this name and carries all of these labels."""
+        sizes = {"target": target, "min_devices": min_devices, "max_devices": max_devices, "priority": priority}
+        return self.send(calls.resize_many(sizes, state, name, labels, dry_run))
 
     def queue(self) -> list[WaitingView]:
         """Jobs without devices, the next one first, and why each waits."""
@@ -229,6 +251,23 @@ class Client:
         offset: int | None = None,
     ) -> LogChunk:
         return self.send(calls.logs(job, rank, device, tail, offset))
+
+    def log_lines(
+        self,
+        job: str,
+        *,
+        ranks: Sequence[int] = (),
+        devices: Sequence[str] = (),
+        since: datetime | None = None,
+        grep: str = "",
+        tail: int | None = None,
+        after: str = "",
+    ) -> LogPageView:
+        """Logs of many ranks as one, in the order of time; of every device where none is named.
+
+        after: `next` of the page before. since: an aware instant.
+        """
+        return self.send(calls.log_lines(job, ranks, devices, since, grep, tail, after))
 
     def validate(self, job: JobLike) -> ForecastView:
         """What a submission would be refused for is raised; else the plan it would get now. Nothing is recorded."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -136,21 +137,7 @@ async def audit_log(
 ) -> shapes.AuditPage:
     """Every request that was to change something, newest first; the newest hundred thousand are kept."""
     found = await keyring.audit(limit, cursor)
-    entries = tuple(
-        shapes.AuditView(
-            id=id,
-            at=_instant(entry.at),
-            principal=entry.principal,
-            name=entry.name,
-            source=entry.source,
-            method=entry.method,
-            operation=entry.operation,
-            path=entry.path,
-            status=entry.status,
-            request_id=entry.request_id,
-        )
-        for id, entry in found
-    )
+    entries = tuple(shapes.AuditView.model_validate({"id": id, **asdict(entry)}) for id, entry in found)
     return shapes.AuditPage(entries=entries, next_cursor=entries[-1].id if len(entries) == limit else None)
 
 

@@ -7,11 +7,12 @@ import time
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import Field
 
+from orchestrator.domain.access import Principal
 from orchestrator.domain.codec import dumps
-from orchestrator.domain.errors import Conflict
+from orchestrator.domain.errors import Conflict, NotFound
 from orchestrator.domain.events import (
     CancelRequested,
     HistoryEntry,
@@ -20,15 +21,17 @@ from orchestrator.domain.events import (
     ResizeRequested,
     ResumeRequested,
 )
+from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord, JobStatus, Probing, Queued
+from orchestrator.domain.spec import JobSpec
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk
 
 from .. import projections, views
 from ..access import ThePrincipal
-from ..deps import TheDesk, TheJobId, TheKey, body_of, document, get_text, parse
-from ..ids import new_job_id
-from ..problems import Problem, conflict
+from ..deps import TheDesk, TheJobId, TheKey, TheMatch, body_of, document, etag, get_text, parse
+from ..ids import OWN_IDS, is_own_id, new_job_id
+from ..problems import Problem, conflict, invalid
 from ..schemas import JobFile, ResizeRequest, read
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
@@ -50,15 +53,9 @@ async def submit(
     text: Annotated[str, Depends(get_text)],
 ) -> views.SubmittedView:
     """Record a job. The same Idempotency-Key with the same job answers 200 and the first job; with another job, 422."""
-    job_file = read(JobFile, parse(text, request))
-    spec = job_file.to_spec()
-    if "project" not in job_file.model_fields_set and principal.projects:
-        spec = replace(spec, project=principal.projects[0])
-    now = time.time()
-    # Of what was asked, not of how it was written: a key survives a change of format or whitespace.
-    body_hash = hashlib.sha256(dumps(spec)).hexdigest()
+    spec, now = _spec(read(JobFile, parse(text, request)), principal), time.time()
     try:
-        job, is_new = await desk.submit(new_job_id(now), spec, now, key and f"{principal.id}:{key}", body_hash)
+        job, is_new = await desk.submit(new_job_id(now), spec, now, key and _kept(principal, key), _hash(spec))
     except Conflict as error:
         detail = f"Idempotency-Key {key!r} was used for another job; send a new key"
         raise Problem(422, "key-reused", detail) from error
@@ -68,6 +65,52 @@ async def submit(
         response.status_code = 200
         response.headers[REPLAYED] = "true"
     return shown
+
+
+@router.put("/{job_id}", status_code=201, openapi_extra=document(JobFile))
+async def submit_as(
+    job_id: Annotated[str, Path(max_length=63)],
+    request: Request,
+    response: Response,
+    desk: TheDesk,
+    principal: ThePrincipal,
+    text: Annotated[str, Depends(get_text)],
+) -> views.SubmittedView:
+    """Record a job under an id of your own. The same job again answers 200 and changes nothing; another job, 409."""
+    if not is_own_id(job_id):
+        raise invalid("job_id", job_id, f"must be {OWN_IDS}", OWN_IDS)
+    job, spec = JobId(job_id), _spec(read(JobFile, parse(text, request)), principal)
+    try:
+        response.status_code = 200 if await desk.get(job) else 201
+    except NotFound:
+        response.status_code = 201
+    try:
+        await desk.submit(job, spec, time.time(), None, _hash(spec))
+    except Conflict as error:
+        raise conflict(f"{job} is another job's id already; choose another one") from error
+    shown = projections.submitted(await desk.get(job))
+    response.headers["Location"] = shown.url
+    if response.status_code == 200:
+        response.headers[REPLAYED] = "true"
+    return shown
+
+
+def _spec(job_file: JobFile, principal: Principal) -> JobSpec:
+    """Raises Refused."""
+    spec = job_file.to_spec()
+    if "project" not in job_file.model_fields_set and principal.projects:
+        return replace(spec, project=principal.projects[0])
+    return spec
+
+
+def _hash(spec: JobSpec) -> str:
+    """Of what was asked, not of how it was written: a key survives a change of format or whitespace."""
+    return hashlib.sha256(dumps(spec)).hexdigest()
+
+
+def _kept(principal: Principal, key: str) -> str:
+    """Of a key: people put all kinds of things into one."""
+    return hashlib.sha256(f"{principal.id}:{key}".encode()).hexdigest()
 
 
 @router.get("")
@@ -102,11 +145,14 @@ async def list_jobs(
 
 
 @router.get("/{job_id}")
-async def get_job(desk: TheDesk, job_id: TheJobId) -> views.JobView:
+async def get_job(desk: TheDesk, job_id: TheJobId, response: Response) -> views.JobView:
+    """With its revision, which is the ETag too: send it back in If-Match to change the job only if it is still as seen."""
+    revision = await desk.revision(job_id)
     record = await desk.get(job_id)
     waits = isinstance(record.state, Probing | Queued)
     line = await desk.queue() if waits else ()
-    return projections.job(record, time.time(), next((one for one in line if one.job == job_id), None))
+    response.headers["ETag"] = etag(revision)
+    return projections.job(record, revision, time.time(), next((one for one in line if one.job == job_id), None))
 
 
 @router.get("/{job_id}/plans")
@@ -124,41 +170,45 @@ async def list_plans(desk: TheDesk, job_id: TheJobId) -> list[views.PlanView]:
 
 
 @router.post("/{job_id}:cancel", status_code=202)
-async def cancel(desk: TheDesk, job_id: TheJobId) -> views.AcceptedView:
+async def cancel(desk: TheDesk, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
     """Stop the job; it ends CANCELLED. Asking twice is no error, asking after the end is (409)."""
     await require_unfinished(desk, job_id)
-    command = await desk.command(CancelRequested(job=job_id))
+    command = await desk.command(CancelRequested(job=job_id), match)
     return views.AcceptedView(id=command, message=f"{job_id} is being cancelled")
 
 
 @router.post("/{job_id}:pause", status_code=202)
-async def pause(desk: TheDesk, job_id: TheJobId) -> views.AcceptedView:
+async def pause(desk: TheDesk, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
     """Have the job make one more step, save it and give up its devices. Asking twice is no error."""
     await require_unfinished(desk, job_id)
-    command = await desk.command(PauseRequested(job=job_id))
+    command = await desk.command(PauseRequested(job=job_id), match)
     return views.AcceptedView(id=command, message=f"{job_id} is being paused; it keeps what it has learned in a checkpoint")
 
 
 @router.post("/{job_id}:resume", status_code=202)
-async def resume(desk: TheDesk, job_id: TheJobId) -> views.AcceptedView:
+async def resume(desk: TheDesk, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
     """Have a paused job go on from the step it was paused at; one that is to pause need not. No error for any other."""
     await require_unfinished(desk, job_id)
-    command = await desk.command(ResumeRequested(job=job_id))
+    command = await desk.command(ResumeRequested(job=job_id), match)
     return views.AcceptedView(id=command, message=f"{job_id} goes on as soon as there are devices for it")
 
 
 @router.patch("/{job_id}", status_code=202, openapi_extra=document(ResizeRequest))
 async def resize(
-    desk: TheDesk, job_id: TheJobId, wanted: Annotated[ResizeRequest, Depends(body_of(ResizeRequest))]
+    desk: TheDesk,
+    job_id: TheJobId,
+    match: TheMatch,
+    wanted: Annotated[ResizeRequest, Depends(body_of(ResizeRequest))],
 ) -> views.AcceptedView:
     """Change how many devices a job may and should have, or its priority. It moves while it trains; no step is lost."""
     record = await require_unfinished(desk, job_id)
     size = wanted.changed(record.wanted_size)
     if wanted.priority is not None:
-        command = await desk.command(PriorityRequested(job=job_id, priority=wanted.priority))
+        command = await desk.command(PriorityRequested(job=job_id, priority=wanted.priority), match)
+        match = None  # it has just become another revision, by what was asked here
         if not wanted.is_of_size:
             return views.AcceptedView(id=command, message=f"{job_id} is to have priority {wanted.priority}")
-    command = await desk.command(ResizeRequested(job=job_id, size=size))
+    command = await desk.command(ResizeRequested(job=job_id, size=size), match)
     aim = f"{size.target} devices" if size.target else "as many devices as it can use"
     most = f" to {size.max_devices}" if size.max_devices else " upwards"
     return views.AcceptedView(id=command, message=f"{job_id} is to have {aim}, from {size.min_devices}{most}")

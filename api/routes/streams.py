@@ -8,12 +8,15 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.sse import EventSourceResponse
+from pydantic import AwareDatetime
 
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.secrecy import Veil
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
-from orchestrator.ports import Gap
+from orchestrator.ports import Gap, Vault
 
-from .. import logfiles, projections, views
-from ..deps import TheDesk, TheJobId, TheMetrics, TheSettings
+from .. import logfiles, loglines, projections, views
+from ..deps import TheDesk, TheJobId, TheMetrics, TheSettings, TheVault
 from ..streams import event_stream
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["jobs"])
@@ -70,6 +73,7 @@ async def metrics(
 async def logs(
     desk: TheDesk,
     settings: TheSettings,
+    vault: TheVault,
     job_id: TheJobId,
     rank: Annotated[int | None, Query(ge=0, description="A rank of the current generation.")] = None,
     device: Annotated[str | None, Query(max_length=300, description="node/index; outlives a generation.")] = None,
@@ -79,13 +83,65 @@ async def logs(
     """One rank's log. With neither rank nor device: of the rank that failed, else of the first that has one."""
     record = await desk.get(job_id)
     chosen = logfiles.choose(record, settings.log_dir(job_id), rank, device)
-    chunk = await logfiles.read(settings.log_dir(job_id), chosen, tail, offset, settings.max_log_bytes)
+    veil = veil_of(vault, record)
+    chunk = await logfiles.read(settings.log_dir(job_id), chosen, tail, offset, settings.max_log_bytes, veil)
     headers = {
         "X-Next-Offset": str(chunk.next_offset),
         "X-Log-Device": str(chosen),
         "X-Log-Truncated": str(chunk.is_cut).lower(),
     }
     return PlainTextResponse(chunk.text, headers=headers)
+
+
+@router.get("/logs/lines")
+async def log_lines(
+    desk: TheDesk,
+    settings: TheSettings,
+    vault: TheVault,
+    job_id: TheJobId,
+    rank: Annotated[
+        list[int] | None, Query(description="Of the current generation; repeatable. Default: every log.")
+    ] = None,
+    device: Annotated[list[str] | None, Query(description="node/index; repeatable.")] = None,
+    since: Annotated[AwareDatetime | None, Query(description="Only lines that were not there yet; RFC 3339.")] = None,
+    grep: Annotated[str, Query(max_length=200, description="Only lines that hold these words, as they are written.")] = "",
+    tail: Annotated[int | None, Query(ge=0, le=loglines.MAX_LINES, description="Only the last lines.")] = None,
+    after: Annotated[str, Query(max_length=100_000, description="`next` of an answer: only what has come since.")] = "",
+) -> views.LogPageView:
+    """Logs of many ranks as one, in the order of time. Call again with `after` while `is_cut`, or for what comes later."""
+    record = await desk.get(job_id)
+    directory = settings.log_dir(job_id)
+    devices = logfiles.choose_many(record, directory, rank or (), device or ())
+    asked = loglines.Asked(
+        after=loglines.places(after),
+        since=None if since is None else since.timestamp(),
+        words=grep,
+        tail=tail,
+        is_over=status_of(record.state) in TERMINAL_STATUSES,
+    )
+    found = await loglines.read(directory, devices, asked, settings.max_log_bytes, veil_of(vault, record))
+    return _page(record, found)
+
+
+def _page(record: JobRecord, found: loglines.Found) -> views.LogPageView:
+    plan = projections.current_plan(record)
+    ranks = {device: rank for rank, device in enumerate(plan[1].devices)} if plan else {}
+    lines = tuple(
+        views.LogLineView(
+            device=str(line.device),
+            rank=ranks.get(line.device),
+            at=projections.instant(line.at),
+            offset=line.offset,
+            text=line.text,
+        )
+        for line in found.lines
+    )
+    return views.LogPageView(lines=lines, next=loglines.as_text(found.after), is_cut=found.is_cut)
+
+
+def veil_of(vault: Vault | None, record: JobRecord) -> Veil:
+    """Over what the job's programs may have printed of its secrets."""
+    return vault.veil(record.spec) if vault is not None and record.spec.secrets else Veil()
 
 
 def _shape(id: str, item: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,10 +21,11 @@ from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import TERMINAL, JobRecord
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
+from orchestrator.domain.revision import mark_of
 from orchestrator.domain.spec import JobSpec
 from orchestrator.ports import Commit, Gap, Loaded, Page
 
-from .redis_desk import KEY_TTL_S, Item, in_reading_order, number_of, submission
+from .redis_desk import KEY_TTL_S, Item, in_reading_order, job_of, number_of, outdated, submission
 from .redis_store import HISTORY_CAP, MAX_RETIRED, STEPS_CAP, in_order
 
 Entry = HistoryEntry | StepRecord
@@ -49,6 +50,8 @@ class MemoryStore:
         self._jobs: dict[JobId, JobRecord] = {}
         self._taken_up: set[JobId] = set()
         self._bodies: dict[JobId, str] = {}
+        self._marks: dict[JobId, str] = {}
+        self._revisions: Counter[JobId] = Counter()
         self._keys: dict[str, tuple[JobId, str, float]] = {}
         self._streams: dict[tuple[JobId, type], _Stream] = {}
         self._last: dict[JobId, int] = {}
@@ -102,6 +105,10 @@ class MemoryStore:
             if id in self._taken_up and isinstance(self._jobs[id].state, TERMINAL):
                 raise Conflict(f"job {id} is over and may not change; the commit was refused whole")
         self._jobs.update(commit.jobs)
+        for id, record in commit.jobs.items():
+            if self._marks.get(id) != (mark := mark_of(record)):
+                self._marks[id] = mark
+                self._revisions[id] += 1
         self._taken_up.update(commit.jobs)
         for entry in in_order(commit):
             self._append(entry)
@@ -134,7 +141,7 @@ class MemoryStore:
                 self._streams.pop((job, kind), None)
         gone = [job for at, job in over if at < now - retention.archived_s and self._jobs[job].archived_at is not None]
         for job in gone[:MAX_RETIRED]:
-            del self._jobs[job]
+            del self._jobs[job], self._revisions[job]
             self._taken_up.discard(job)
         return Retired(archived=tuple(old), forgotten=tuple(gone[:MAX_RETIRED]))
 
@@ -156,7 +163,7 @@ class MemoryStore:
         if used and used[2] > self._clock():
             before, its_body = used[:2]
         elif job in self._jobs:
-            before, its_body = job, self._bodies[job]
+            before, its_body = job, self._bodies.get(job, "")
         else:
             record, command, entry = submission(job, spec, at)
             self._jobs[job] = record
@@ -170,11 +177,19 @@ class MemoryStore:
             raise Conflict(f"the idempotency key was used for job {before} with another body; use a new key")
         return before, before == job
 
-    async def command(self, command: Command) -> str:
+    async def command(self, command: Command, expected: int | None = None) -> str:
+        job = job_of(command)
+        if job is not None and expected is not None and self._revisions[job] != expected:
+            raise outdated(command, expected, self._revisions[job])
+        if job in self._jobs:
+            self._revisions[job] += 1
         id = str(len(self._commands) + 1)
         self._commands.append((id, command))
         self._wake()
         return id
+
+    async def revision(self, job: JobId) -> int:
+        return self._revisions[job]
 
     async def get(self, job: JobId) -> JobRecord:
         if job not in self._jobs:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,10 +15,12 @@ from orchestrator.domain import codec
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.errors import FieldProblem, Refused
 from orchestrator.domain.profile import Profile
+from orchestrator.domain.secrecy import Veil
 from orchestrator.domain.spec import JobSpec
 from orchestrator.ports import Probed
 
 from .ray_environment import CLUSTER_MARK
+from .secret_folder import SecretFolder
 
 TIMEOUT_S = 300.0
 """Importing a large program from a cold disk takes minutes; beyond this it hangs."""
@@ -26,18 +29,26 @@ _LAST_WORDS = 5
 
 
 class SubprocessProber:
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+    """secrets: where the values are that jobs name; without it a program is described without them."""
+
+    def __init__(self, timeout_s: float = TIMEOUT_S, secrets: SecretFolder | None = None) -> None:
         self._timeout_s = timeout_s
+        self._secrets = secrets
 
     async def probe(self, spec: JobSpec) -> Probed:
         """Raises Refused, also where the process crashed or did not answer in time."""
-        return await self._ask(spec)
+        secrets = self._secrets.environment(spec) if self._secrets is not None else {}
+        try:
+            return await self._ask(spec, environment=secrets)
+        except Refused as error:
+            veil = Veil(secrets.values())
+            raise Refused(veil.over_text(error.message), veil.over(error.problems)) from None
 
     async def describe(self, spec: JobSpec) -> Profile:
         """The program alone: its text and its checkpoints may be elsewhere. Raises Refused."""
         return (await self._ask(spec, "--program")).profile
 
-    async def _ask(self, spec: JobSpec, *arguments: str) -> Probed:
+    async def _ask(self, spec: JobSpec, *arguments: str, environment: Mapping[str, str] | None = None) -> Probed:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "worker.probe", *arguments),
@@ -45,7 +56,7 @@ class SubprocessProber:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
-            env=_without_secrets(),
+            env={**_without_secrets(), **(environment or {})},
         )
         try:
             async with asyncio.timeout(self._timeout_s):

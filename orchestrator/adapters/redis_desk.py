@@ -15,7 +15,7 @@ from orchestrator.domain import codec
 from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
-from orchestrator.domain.errors import Conflict, EverstepError, NotFound, Refused, Unavailable
+from orchestrator.domain.errors import Conflict, EverstepError, NotFound, Outdated, Refused, Unavailable
 from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord, JobStatus, Probing
@@ -68,15 +68,27 @@ class RedisDesk:
         )
         outcome, id = status(answer)
         if outcome == "CONFLICT":
+            if id == job:
+                raise Conflict(f"job {id} is another one; use a new id")
             raise Conflict(f"the idempotency key was used for job {id} with another body; use a new key")
         _check_full(outcome)
         return JobId(id), id == job
 
-    async def command(self, command: Command) -> str:
-        answer = await self._clients.write(scripts.COMMAND, secrets.token_hex(16), codec.dumps(command), MAX_COMMANDS)
+    async def command(self, command: Command, expected: int | None = None) -> str:
+        answer = await self._clients.write(
+            scripts.COMMAND,
+            *(secrets.token_hex(16), codec.dumps(command), MAX_COMMANDS),
+            *(job_of(command) or "", "" if expected is None else expected),
+        )
         outcome, id = status(answer)
+        if outcome == "OUTDATED":
+            raise outdated(command, expected, int(id))
         _check_full(outcome)
         return id
+
+    async def revision(self, job: JobId) -> int:
+        with unavailable(self._clients.address):
+            return int(await self._clients.reads.hget(keys.ids(job), "revision") or 0)
 
     # --- out --------------------------------------------------------------------------------------------------------------
 
@@ -237,6 +249,19 @@ def submission(job: JobId, spec: JobSpec, at: float) -> tuple[JobRecord, JobSubm
         job=job, at=at, type="submitted", message=f"submitted as {spec.name}", status=JobStatus.PENDING.value
     )
     return record, JobSubmitted(job=job, spec=spec, at=at), entry
+
+
+def job_of(command: Command) -> JobId | None:
+    """Whom it is about; None where it is about the cluster, or a fault of something else than a job."""
+    found: JobId | None = getattr(command, "job", None)
+    return found
+
+
+def outdated(command: Command, expected: int | None, revision: int) -> Outdated:
+    return Outdated(
+        f"{job_of(command)} is at revision {revision} and this was asked for revision {expected}: it has changed or "
+        "somebody has asked something of it since; look at it again, then ask again"
+    )
 
 
 def in_reading_order(item: Item) -> tuple[int, bool]:

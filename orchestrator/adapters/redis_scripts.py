@@ -68,7 +68,7 @@ COMMIT = (
     LUA
     + _APPEND
     + """
--- term, sequence, nodes, cursor, number of jobs, (id, when it ended or '', record)...,
+-- term, sequence, nodes, cursor, number of jobs, (id, when it ended or '', mark, record)...,
 -- number of entries, (id, kind, cap, entry)..., quarantine, cordons, projects, queue, admissions
 local term, sequence = ARGV[1], tonumber(ARGV[2])
 local newest = redis.call('GET', TERM) or '0'
@@ -79,12 +79,16 @@ if applied_term == term and sequence <= tonumber(applied_sequence) then return {
 local at = 6
 local num_jobs = tonumber(ARGV[5])
 for i = 0, num_jobs - 1 do
-  local id = ARGV[at + 3 * i]
+  local id = ARGV[at + 4 * i]
   if redis.call('SISMEMBER', JOBS_DONE, id) == 1 then return {'CONFLICT', id} end
 end
 for i = 0, num_jobs - 1 do
-  local id, ended_at, record = ARGV[at + 3 * i], ARGV[at + 3 * i + 1], ARGV[at + 3 * i + 2]
+  local id, ended_at, mark, record = ARGV[at + 4 * i], ARGV[at + 4 * i + 1], ARGV[at + 4 * i + 2], ARGV[at + 4 * i + 3]
   redis.call('SET', job_key(id), record)
+  if redis.call('HGET', ids_key(id), 'mark') ~= mark then
+    redis.call('HSET', ids_key(id), 'mark', mark)
+    redis.call('HINCRBY', ids_key(id), 'revision', 1)
+  end
   list_job(id)
   if ended_at ~= '' then
     redis.call('SADD', JOBS_DONE, id)
@@ -94,7 +98,7 @@ for i = 0, num_jobs - 1 do
     redis.call('SADD', JOBS_OPEN, id)
   end
 end
-at = at + 3 * num_jobs + 1
+at = at + 4 * num_jobs + 1
 local num_entries = tonumber(ARGV[at - 1])
 for i = 0, num_entries - 1 do
   append(ARGV[at + 4 * i], ARGV[at + 4 * i + 1], ARGV[at + 4 * i + 2], ARGV[at + 4 * i + 3])
@@ -135,7 +139,7 @@ if redis.call('EXISTS', job_key(id)) == 1 then
 end
 if redis.call('XLEN', COMMANDS) >= max_commands then return {'FULL', ''} end
 redis.call('SET', job_key(id), record)
-redis.call('HSET', ids_key(id), 'body', body)
+redis.call('HSET', ids_key(id), 'body', body, 'revision', 1)
 list_job(id)
 append(id, 'history', cap, entry)
 redis.call('XADD', COMMANDS, '*', 'e', command)
@@ -147,12 +151,18 @@ return {'NEW', id}
 COMMAND = (
     LUA
     + """
-local request, command, max_commands = ARGV[1], ARGV[2], tonumber(ARGV[3])
+-- request, command, how many may wait, the job it is about or '', the revision it rests on or ''
+local request, command, max_commands, job, expected = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local before = redis.call('GET', request_key(request))
 if before then return {'OK', before} end
+if expected ~= '' then
+  local revision = redis.call('HGET', ids_key(job), 'revision') or '0'
+  if revision ~= expected then return {'OUTDATED', revision} end
+end
 if redis.call('XLEN', COMMANDS) >= max_commands then return {'FULL', ''} end
 local id = redis.call('XADD', COMMANDS, '*', 'e', command)
 redis.call('SET', request_key(request), id, 'EX', 600)
+if job ~= '' and redis.call('EXISTS', job_key(job)) == 1 then redis.call('HINCRBY', ids_key(job), 'revision', 1) end
 return {'OK', id}
 """
 )

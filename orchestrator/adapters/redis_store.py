@@ -22,6 +22,7 @@ from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
+from orchestrator.domain.revision import mark_of
 from orchestrator.ports import Commit, Loaded
 
 from . import redis_keys as keys
@@ -134,7 +135,7 @@ class RedisStore:
         yield len(commit.jobs)
         for id, record in commit.jobs.items():
             at = ended_at(record)
-            yield from (id, "" if at is None else repr(at), codec.dumps(record))
+            yield from (id, "" if at is None else repr(at), mark_of(record), codec.dumps(record))
         entries = in_order(commit)
         yield len(entries)
         for entry in entries:

@@ -25,6 +25,10 @@ class Conflict(EverstepError):
     """The request contradicts what is recorded (a reused key with another body, a terminal job)."""
 
 
+class Outdated(EverstepError):
+    """What was asked for rests on a look at something that has changed since."""
+
+
 class Unavailable(EverstepError):
     """A part of the control plane cannot be reached or is not safe to write to now."""
 

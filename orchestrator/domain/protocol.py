@@ -80,6 +80,8 @@ class OpenHost:
     """Of the node's devices."""
     speed: float = 0.0
     """Of that kind, of an A100's, for jobs that pretend; 0.0: what everybody knows of it."""
+    secrets_dir: str = ""
+    """Where the values are that the job's `secrets` name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

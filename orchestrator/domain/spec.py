@@ -173,3 +173,5 @@ class JobSpec:
     """It fails where it has not begun to train so long after it was submitted; 0: it waits for ever."""
     max_runtime_s: float = 0.0
     """After so long on devices, in all, it is saved and ended, whatever step it is at; 0: never."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Environment variable -> name of a secret of the project: its processes find the value there, and nobody else does."""

@@ -75,6 +75,7 @@ def open_host(draft: Draft, node: NodeId) -> None:
             log_dir=f"{draft.root}/jobs/{record.id}/logs",
             kind=draft.kinds.get(node, ""),
             speed=speed_of(draft.kinds.get(node, ""), table(draft.rows)),
+            secrets_dir=f"{draft.root}/secrets",
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import signal
 import time
@@ -20,13 +21,14 @@ from orchestrator.adapters.redis_store import RedisStore
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
-from orchestrator.domain.errors import Conflict, NotFound, Refused, StaleTerm, Unavailable
-from orchestrator.domain.events import CancelRequested, HistoryEntry, JobSubmitted, StepRecord
+from orchestrator.domain.errors import Conflict, NotFound, Outdated, Refused, StaleTerm, Unavailable
+from orchestrator.domain.events import CancelRequested, HistoryEntry, JobSubmitted, ResizeRequested, StepRecord
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import JobRecord, Probing, Queued, Succeeded
 from orchestrator.domain.quarantine import Quarantine, Standing
 from orchestrator.domain.queue import Project, Waiting, WaitReason
+from orchestrator.domain.size import Size
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
 from orchestrator.ports import Commit, Desk, Gap, StateStore
 from tests.admitted import ADMISSIONS
@@ -365,6 +367,39 @@ async def test_idempotency_key_answers_with_the_first_job(kind: Kind) -> None:
 
 
 @running
+async def test_a_revision_counts_what_is_asked_and_what_is_decided_on_and_no_steps(kind: Kind) -> None:
+    store, desk = kind.open()
+    assert await desk.revision(A) == 0
+    await desk.submit(A, SPEC, 10.0, None, "body")
+    term = await held(store)
+    await store.commit(term, Commit(jobs={A: a_job()}))
+    begun = await desk.revision(A)
+    assert begun > 0
+    await store.commit(term, Commit(jobs={A: a_job(committed=Step(3))}))
+    assert await desk.revision(A) == begun, "a step is nothing that anybody decides on"
+    await store.commit(term, Commit(jobs={A: a_job(size=Size(target=2))}))
+    await desk.command(CancelRequested(job=B))
+    assert await desk.revision(A) == begun + 1
+    await desk.command(CancelRequested(job=A), begun + 1)
+    assert await desk.revision(A) == begun + 2
+
+
+@running
+async def test_of_commands_that_rest_on_one_revision_one_is_written_and_the_others_change_nothing(kind: Kind) -> None:
+    store, desk = kind.open()
+    await desk.submit(A, SPEC, 10.0, None, "body")
+    seen, cursor = await desk.revision(A), (await store.commands("0", 0))[-1][0]
+    wanted = [ResizeRequested(job=A, size=Size(target=number)) for number in range(1, 21)]
+    answers = await asyncio.gather(*(desk.command(one, seen) for one in wanted), return_exceptions=True)
+    assert sorted(isinstance(one, Outdated) for one in answers) == [False] + [True] * 19
+    refusal = next(one for one in answers if isinstance(one, Outdated))
+    assert str(refusal).startswith(f"job-a is at revision {seen + 1} and this was asked for revision {seen}")
+    ((_, written),) = await store.commands(cursor, 0)
+    assert written == wanted[[isinstance(one, str) for one in answers].index(True)]
+    assert await desk.revision(A) == seen + 1
+
+
+@running
 async def test_commands_come_in_order_and_wake_whoever_waits(kind: Kind) -> None:
     store, desk = kind.open()
     assert await store.commands("0", 0) == []
@@ -395,6 +430,31 @@ async def test_list_is_newest_first_and_pages_hold_still_while_jobs_arrive(kind:
     assert third.next_cursor is None
     with pytest.raises(Refused):
         await desk.list(2, "no such place")
+
+
+@running
+async def test_calls_that_are_given_up_at_any_moment_leave_no_answer_to_another(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    names = [f"whose-{number}" for number in range(8)]
+    jobs = {JobId(name): replace(a_job(JobId(name)), spec=replace(SPEC, name=name)) for name in names}
+    await store.commit(term, Commit(jobs=jobs))
+    chance, got = random.Random(7), 0
+
+    async def ask(job: JobId) -> None:
+        nonlocal got
+        assert (await desk.get(job)).spec.name == job
+        got += 1
+
+    for _ in range(100):
+        asking = [asyncio.ensure_future(ask(chance.choice(list(jobs)))) for _ in range(10)]
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+        for one in chance.sample(asking, 5):
+            one.cancel()
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        assert [one for one in answers if isinstance(one, AssertionError)] == []
+    assert got >= 500
 
 
 # --- streams --------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import httpx2
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
+from api import live
 from api.access import NEEDS, OPEN
 from orchestrator.domain.access import Role
 from orchestrator.domain.cluster import Node
@@ -25,8 +27,8 @@ JOB_FILE = {
     "train": {"steps": 3, "micro_batches": 4, "micro_batch_size": 2, "sequence": 64},
 }
 VIEWER, OPERATOR, ADMIN, CHAOS = Role.VIEWER, Role.OPERATOR, Role.ADMIN, Role.CHAOS
-About = Literal["job", "jobs", "cluster", "self"]
-"""Whose it is: of one job, of many, of nobody's project, of whoever asks."""
+About = Literal["job", "jobs", "new", "cluster", "self"]
+"""Whose it is: of one job, of many, of none yet, of nobody's project, of whoever asks."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,16 @@ ROUTES: dict[str, Asked] = {
     "cancel_many": Asked(OPERATOR, "jobs", "POST", "/api/v1/jobs:cancel", {"name": "byte-gpt", "dry_run": True}),
     "pause_many": Asked(OPERATOR, "jobs", "POST", "/api/v1/jobs:pause", {"name": "byte-gpt", "dry_run": True}),
     "resume_many": Asked(OPERATOR, "jobs", "POST", "/api/v1/jobs:resume", {"name": "byte-gpt", "dry_run": True}),
+    "resize_many": Asked(
+        OPERATOR, "jobs", "POST", "/api/v1/jobs:resize", {"name": "byte-gpt", "dry_run": True, "resize": {"target": 2}}
+    ),
+    "submit_as": Asked(OPERATOR, "new", "PUT", J, JOB_FILE),
     "list_checkpoints": Asked(VIEWER, "job", "GET", f"{J}/checkpoints"),
     "checkpoint_now": Asked(OPERATOR, "job", "POST", f"{J}:checkpoint"),
     "events": Asked(VIEWER, "job", "GET", f"{J}/events"),
     "metrics": Asked(VIEWER, "job", "GET", f"{J}/metrics"),
     "logs": Asked(VIEWER, "job", "GET", f"{J}/logs"),
+    "log_lines": Asked(VIEWER, "job", "GET", f"{J}/logs/lines"),
     "list_faults": Asked(VIEWER, "job", "GET", f"{J}/faults"),
     "plan": Asked(OPERATOR, "self", "POST", "/api/v1/plans", {"job": {}}),  # refused before a program is imported
     "validate": Asked(OPERATOR, "self", "POST", "/api/v1/jobs:validate", {"name": "refused"}),
@@ -177,6 +184,26 @@ def test_the_live_stream_tells_a_limited_token_of_its_projects_only(
     assert seen == {"mine"}
 
 
+def test_jobs_of_others_hide_none_of_ones_own_from_the_dashboard(
+    server: Guarded, tokens: dict[tuple[str, bool], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SHOWN_JOBS", 2)
+    monkeypatch.setattr(live, "PAGE", 2)
+    for number in range(6):
+        server.served.desk.add(f"job-newer-{number}", spec=replace(a_spec(), project="foreign"))
+    seen: dict[tuple[str, bool], set[str]] = {}
+    for who in (("viewer", True), ("viewer", False)):
+        seen[who] = set()
+        with server.http(tokens[who]).stream("GET", "/api/v1/live") as answer:
+            for sse in httpx2.EventSource(answer):
+                if sse.event == "summary":
+                    seen[who].add(sse.json()["id"])
+                if sse.event == "pulse":
+                    break
+    assert seen["viewer", False] == {"job-newer-4", "job-newer-5"}
+    assert MINE in seen["viewer", True] and not any("newer" in job for job in seen["viewer", True])
+
+
 def test_a_key_of_one_token_is_none_of_another(server: Guarded, tokens: dict[tuple[str, bool], str]) -> None:
     key = {"Idempotency-Key": "the-same"}
     first, second = (
@@ -190,6 +217,7 @@ def test_a_key_of_one_token_is_none_of_another(server: Guarded, tokens: dict[tup
 
 
 def _ask(server: Guarded, token: str | None, asked: Asked, job: str) -> httpx2.Response:
+    job = f"job-{secrets.token_hex(8)}" if asked.about == "new" else job
     http, path = server.http(token), asked.path.format(job=job)
     content = {} if asked.body is None else {"json": asked.body}
     if "/live" in path:  # never ends by itself

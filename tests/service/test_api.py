@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -99,6 +100,62 @@ def test_a_bad_field_is_named_with_its_value_and_range_and_nothing_is_recorded(s
     ]
     assert problem["request_id"] == answer.headers["x-request-id"]
     assert not served.desk.job_ids
+
+
+def test_a_job_may_have_an_id_of_its_users_own_which_never_names_another(served: Served, http: httpx2.Client) -> None:
+    path = "/api/v1/jobs/job-nightly-7"
+    first, again = (http.put(path, json=a_file()) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 200) and first.json() == again.json()
+    assert again.headers["idempotency-replayed"] == "true" and first.headers["location"] == path
+    other = http.put(path, json=a_file(steps=101))
+    assert other.status_code == 409 and "choose another one" in other.json()["detail"]
+    assert served.desk.job_ids == ["job-nightly-7"] and served.desk.record("job-nightly-7").spec.train.steps == 100
+    for bad in ("nightly", "job-", "job-A", "job-a_b", f"job-{'x' * 60}"):
+        refused = http.put(f"/api/v1/jobs/{bad}", json=a_file())
+        assert refused.status_code == 422, bad
+
+
+def test_twenty_who_submit_one_id_at_once_make_one_job(served: Served, client: Client) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        made = list(pool.map(lambda _: client.submit(a_file(), id="job-one").id, range(20)))
+    assert set(made) == {"job-one"} and served.desk.job_ids == ["job-one"]
+
+
+# --- only if it is as it was seen -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["PATCH", "cancel", "pause", "resume", "checkpoint"])
+def test_what_rests_on_an_outdated_look_is_refused_whole(served: Served, http: httpx2.Client, verb: str) -> None:
+    running(served)
+    path = f"/api/v1/jobs/{JOB}" + ("" if verb == "PATCH" else f":{verb}")
+    method, body = ("PATCH", {"target": 2, "priority": 3}) if verb == "PATCH" else ("POST", None)
+
+    def ask(tag: str) -> httpx2.Response:
+        return http.request(method, path, json=body, headers={"If-Match": tag})
+
+    seen = http.get(f"/api/v1/jobs/{JOB}")
+    tag = seen.headers["etag"]
+    assert tag == f'"{seen.json()["revision"]}"'
+    served.desk.step(JOB, loss=4.0)
+    assert http.get(f"/api/v1/jobs/{JOB}").headers["etag"] == tag, "a step changes nothing that anybody decides on"
+    assert ask(tag).status_code == 202
+    asked = len(served.desk.asked)
+    assert asked == (2 if verb == "PATCH" else 1), "both parts of one request are written"
+    late = ask(tag)
+    assert late.status_code == 412 and late.headers["content-type"] == PROBLEM
+    assert late.json()["type"] == "urn:everstep:problem:outdated" and "look at it again" in late.json()["detail"]
+    assert len(served.desk.asked) == asked
+    assert ask("*").status_code == ask(http.get(f"/api/v1/jobs/{JOB}").headers["etag"]).status_code == 202
+    assert ask('W/"1"').status_code == ask("1").status_code == 422
+
+
+def test_two_people_who_scale_what_both_have_seen_do_not_undo_each_other(served: Served, client: Client) -> None:
+    running(served)
+    seen = client.job(JOB).revision
+    client.resize(JOB, target=2, if_revision=seen)
+    with pytest.raises(ApiError, match="look at it again") as refused:
+        client.resize(JOB, target=8, if_revision=seen)
+    assert (refused.value.status, refused.value.kind) == (412, "outdated")
 
 
 # --- checkpoints ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,20 @@ def test_a_log_larger_than_one_answer_comes_in_pieces(served: Served, client: Cl
         pieces.append(chunk.text)
         offset = chunk.next_offset
     assert "".join(pieces) == text
+
+
+def test_lines_of_many_ranks_are_one_log_that_goes_on(served: Served, client: Client) -> None:
+    running(served)
+    served.write_log(JOB, "node-1/0", "one\nbad one\n")
+    served.write_log(JOB, "node-2/1", "two\nbad two\n")
+    page = client.log_lines(JOB)
+    assert {(line.rank, line.text) for line in page.lines} == {(0, "one"), (0, "bad one"), (3, "two"), (3, "bad two")}
+    assert [line.text for line in client.log_lines(JOB, ranks=[3], grep="bad").lines] == ["bad two"]
+    assert [line.offset for line in client.log_lines(JOB, devices=["node-1/0"], tail=1).lines] == [4]
+    assert client.log_lines(JOB, since=datetime.now(UTC) + timedelta(hours=1)).lines == ()
+    served.write_log(JOB, "node-2/1", "two\nbad two\nthree\n")
+    assert [line.text for line in client.log_lines(JOB, after=page.next).lines] == ["three"]
+    for bad in ({"after": "node-1/0"}, {"after": "x:1"}, {"ranks": [9]}, {"devices": ["../0/x"]}):
+        with pytest.raises(ApiError) as refused:
+            client.log_lines(JOB, **bad)  # type: ignore[arg-type]
+        assert refused.value.status == 422

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -230,6 +231,17 @@ def test_nobody_writes_the_record_full(tmp_path: Path) -> None:
         assert codes == [422] * 3 + [429] * 3
         with Client(server.url, token=server.owner) as owner:
             assert [one.status for one in owner.audit().entries] == [422] * 3
+
+
+def test_refusals_push_only_so_much_out_of_the_record_and_what_was_done_is_all_there(tmp_path: Path) -> None:
+    with guarded(tmp_path, refusals_per_s=0.001, refusals_burst=3.0) as server:
+        viewer, operator = (server.http(server.token(role, role)) for role in (Role.VIEWER, Role.OPERATOR))
+        for _ in range(10):
+            assert viewer.post("/api/v1/jobs:cancel", json={"name": "x"}).status_code == 403
+            assert operator.post("/api/v1/jobs:cancel", json={"name": "x"}).status_code == 202
+        with Client(server.url, token=server.owner) as owner:
+            kept = Counter(one.status for one in owner.audit().entries)
+        assert kept == {403: 3, 202: 10}
 
 
 def test_names_of_this_server_may_be_written_in_capitals(tmp_path: Path) -> None:

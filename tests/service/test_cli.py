@@ -256,7 +256,32 @@ def test_events_and_logs_of_the_past(served: Served) -> None:
     assert everstep(served, "logs", JOB, "--rank", "9").exit_code == 2
 
 
+def test_lines_of_many_ranks_are_merged_searched_and_followed_to_the_jobs_end(served: Served) -> None:
+    running(served)
+    served.write_log(JOB, "node-1/0", "one\nbad one\n")
+    served.write_log(JOB, "node-2/1", "two\nbad two\n")
+    assert everstep(served, "logs", JOB, "--all").stdout.count("rank") == 4
+    found = everstep(served, "logs", JOB, "-g", "bad", "--json").stdout.splitlines()
+    assert {(one["rank"], one["text"]) for one in map(json.loads, found)} == {(0, "bad one"), (3, "bad two")}
+    assert "rank 3" in everstep(served, "logs", JOB, "--rank", "0", "--rank", "3", "--since", "10m").stdout
+    assert everstep(served, "logs", JOB, "--since", "soon").exit_code == 2
+    served.desk.become(JOB, Failed(at=NOW, message="no"), "failed", "no")
+    followed = everstep(served, "logs", JOB, "-f", "--all", "-n", "1")
+    assert followed.exit_code == 100 and followed.stdout.count("rank") == 1
+
+
 # --- commanding ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_change_may_rest_on_what_was_seen(served: Served) -> None:
+    running(served)
+    seen = json.loads(everstep(served, "get", JOB, "--json").stdout)["revision"]
+    assert f"revision  {seen}" in everstep(served, "get", JOB).stdout
+    assert everstep(served, "scale", JOB, "2", "--if-revision", str(seen)).exit_code == 0
+    late = everstep(served, "cancel", JOB, "--if-revision", str(seen))
+    assert late.exit_code == 1 and f"is at revision {seen + 1}" in late.stderr
+    assert [type(one) for one in served.desk.asked] == [ResizeRequested]
+    assert everstep(served, "cancel", "-l", "a=b", "--if-revision", "1").exit_code == 2
 
 
 def test_commands_reach_the_supervisor(served: Served) -> None:
@@ -356,7 +381,7 @@ def test_a_fault_is_asked_for_and_its_verdict_reported(served: Served) -> None:
 def test_a_fault_that_cannot_be_is_exit_2_with_its_sentence(served: Served) -> None:
     running(served)
     for command, words in (
-        ("chaos inject kill last --at in_voting", "must be one of in_compute"),
+        ("chaos inject kill last --at in_voting", "in_compute, before_reduce"),
         ("chaos inject explode last", "kind is 'explode'"),
         ("chaos inject clock_jump", "clock_jump needs jump_s"),
         ("chaos run last --schedule nowhere.yaml", "nowhere.yaml cannot be read"),

@@ -10,9 +10,16 @@ from typer.testing import CliRunner
 
 from api.cli.main import app
 from api.client import ApiError, Client
-from orchestrator.domain.events import CancelRequested, PauseRequested, ResumeRequested
+from orchestrator.domain.events import (
+    CancelRequested,
+    PauseRequested,
+    PriorityRequested,
+    ResizeRequested,
+    ResumeRequested,
+)
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import Cancelled, Paused
+from orchestrator.domain.size import Size
 from tests.desk import NOW, a_spec
 from tests.served import Served
 
@@ -45,6 +52,21 @@ def test_what_a_filter_selects_is_counted_first_and_then_asked_for_each(mixed: S
     assert mixed.desk.asked[2:] == [PauseRequested(job=JobId("job-3")), ResumeRequested(job=JobId("job-2"))]
 
 
+def test_many_are_resized_and_who_may_not_be_stays_as_it_is(mixed: Served, client: Client) -> None:
+    mixed.desk.change(mixed.desk.record("job-2"), size=Size(min_devices=4))
+    counted = client.resize_many(target=2, labels={"team": "nlp"}, dry_run=True)
+    assert counted.jobs == ("job-1",) and not mixed.desk.asked
+    assert len(counted.refused) == 1 and counted.refused[0].startswith("job-2: target is 2, the job may have 4 upwards")
+    done = client.resize_many(target=2, priority=3, state=["PENDING"])
+    assert done.count == 2 and set(done.jobs) == {"job-1", "job-3"}
+    assert {(type(one), one.job) for one in mixed.desk.asked} == {  # type: ignore[union-attr]
+        (kind, JobId(job)) for kind in (PriorityRequested, ResizeRequested) for job in ("job-1", "job-3")
+    }
+    with pytest.raises(ApiError, match="nothing is to be changed") as caught:
+        client.resize_many(name="run-1")
+    assert caught.value.status == 422
+
+
 def test_everything_is_never_meant_by_saying_nothing(mixed: Served, client: Client) -> None:
     with pytest.raises(ApiError, match="send state, name or labels") as caught:
         client.to_many("cancel")
@@ -63,6 +85,15 @@ def test_the_command_asks_before_it_does_it(mixed: Served) -> None:
     assert everstep("pause", "--label", "team=vision", typed="y\n")[0] == 0
     assert mixed.desk.asked == [PauseRequested(job=JobId("job-3"))]
     assert everstep("resume", "--state", "PAUSED", "--yes")[0] == 0 and len(mixed.desk.asked) == 2
-    for wrong in (["cancel"], ["cancel", "job-1", "--label", "a=b"], ["cancel", "--label", "team"]):
+    code, said = everstep("scale", "-l", "team=nlp", "4", "--dry-run")
+    assert code == 0 and "2 jobs would be resized" in said and len(mixed.desk.asked) == 2
+    assert everstep("scale", "-l", "run=3", "2", "--yes")[0] == 0 and len(mixed.desk.asked) == 3
+    for wrong in (
+        ["scale", "4"],
+        ["scale", "job-1", "4", "-l", "a=b"],
+        ["cancel"],
+        ["cancel", "job-1", "--label", "a=b"],
+        ["cancel", "--label", "team"],
+    ):
         assert everstep(*wrong)[0] == 2
-    assert len(mixed.desk.asked) == 2
+    assert len(mixed.desk.asked) == 3

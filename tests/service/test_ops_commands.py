@@ -88,7 +88,7 @@ def test_a_bundle_holds_what_happened_and_no_secret(served: Served, tmp_path: Pa
         "url": f"https://me:{CANARY}@example.org/x",
         "nested": [{"password": CANARY}],
     }
-    served.desk.change(served.desk.record(JOB), spec=replace(spec, model=model))
+    served.desk.change(served.desk.record(JOB), spec=replace(spec, model=model, secrets={"HF_TOKEN": "hf-token"}))
     served.desk.tell(JOB, "rank_lost", f"rank 3 said: Authorization: Bearer {CANARY}", secret=CANARY)
     served.write_log(JOB, "node-2/1", f"hello\nHF_TOKEN={CANARY}\nthe end\n")
     served.desk.become(JOB, Succeeded(at=NOW), "succeeded", "done")
@@ -108,7 +108,8 @@ def test_a_bundle_holds_what_happened_and_no_secret(served: Served, tmp_path: Pa
     assert len(found["nodes.jsonl"].splitlines()) == 4 and json.loads(found["job.json"])["status"] == "SUCCEEDED"
     # The file is a job file: what is not secret can be submitted again as it is.
     again = json.loads(found["config.json"])
-    assert load_job_file(json.dumps(again), "application/json").train == spec.train
+    submitted = load_job_file(json.dumps(again), "application/json")
+    assert submitted.train == spec.train and submitted.secrets == {"HF_TOKEN": "hf-token"}
 
 
 def unpacked(path: Path) -> dict[str, str]:
@@ -200,7 +201,7 @@ def test_every_command_says_what_it_does_and_speaks_json() -> None:
     known = dict(commands())
     assert len(known) > 30
     # These become another program, or print nothing but a schema, which is JSON.
-    without = {"up", "down", "api", "supervisor", "config schema"}
+    without = {"up", "down", "api", "supervisor", "secret", "config schema"}
     for name, command in known.items():
         assert (command.help or "").strip().endswith((".", ")", "options.")), name
         options = {option for parameter in command.params for option in parameter.opts}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from worker import child
+from worker import child, private_tmp
 from worker.child import of_one_thread
 
 SECRETS = {
@@ -52,3 +54,18 @@ def test_a_started_process_has_a_session_of_its_own_no_secret_and_leaves_no_core
     told = json.loads((tmp_path / "log").read_text())
     assert told["core"] == [0, 0] and told["leads"]
     assert not set(told["env"]) & set(SECRETS) and "canary" not in json.dumps(told)
+
+
+def test_a_job_has_a_tmp_of_its_own_and_what_dead_hosts_left_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mine = private_tmp.make("job-1", os.getpid())
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o700
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = private_tmp.make("job-1", gone.pid)
+    (left / "large").write_text("x")
+    other = private_tmp.make("job-2", gone.pid)
+    second = private_tmp.make("job-1", os.getpid())
+    assert sorted(tmp_path.iterdir()) == sorted([mine, other, second]), "what lives and what is another job's stays"
+    private_tmp.remove(mine)
+    assert not mine.exists()

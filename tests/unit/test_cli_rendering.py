@@ -35,7 +35,7 @@ def a_job(**changes: Any) -> JobView:
     spec = JobSpec(name="byte-gpt", program="causal_lm", data=DataSpec(files=("x",)), train=train)
     running = Running(generation=Generation(2), plan=PLAN)
     given: dict[str, Any] = {"state": running, "generation": Generation(2), "committed": Step(40)} | changes
-    return projections.job(JobRecord(id=JobId("job-1"), spec=spec, created_at=NOW, **given), NOW)
+    return projections.job(JobRecord(id=JobId("job-1"), spec=spec, created_at=NOW, **given), 1, NOW)
 
 
 def an_incident(**changes: Any) -> Incident:

@@ -40,7 +40,21 @@ from orchestrator.domain.protocol import (
 )
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
-from tests import admitted, balanced, believed, copied, doubts, evaluated, journals, moved, paused, planned, queued, samples
+from tests import (
+    admitted,
+    balanced,
+    believed,
+    copied,
+    doubts,
+    evaluated,
+    journals,
+    kept_secrets,
+    moved,
+    paused,
+    planned,
+    queued,
+    samples,
+)
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES: dict[str, tuple[Any, Sequence[object]]] = {
@@ -81,6 +95,8 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "journal-records-1": (JobRecord, (journals.RECORD,)),
     "copied-events-1": (HostEvent, copied.HOST_EVENTS),
     "copied-records-1": (JobRecord, (copied.RECORD,)),
+    "secret-requests-1": (HostRequest, kept_secrets.REQUESTS),
+    "secret-records-1": (JobRecord, (kept_secrets.RECORD,)),
     "moved-inputs-1": (Input, moved.INPUTS),
     "moved-records-1": (JobRecord, (moved.RECORD,)),
     "paused-inputs-1": (Input, paused.INPUTS),

@@ -117,8 +117,18 @@ export function logOf(job: string, rank: number | null, tail: number): Promise<s
   return asked(api.GET("/api/v1/jobs/{job_id}/logs", { params, parseAs: "text" })) as Promise<string>;
 }
 
-export function resize(job: string, target: number): Promise<Accepted> {
-  return asked(api.PATCH("/api/v1/jobs/{job_id}", { params: { path: { job_id: job } }, body: { target } }));
+export type LogPage = Shapes["LogPageView"];
+
+/** The last lines that hold these words, of one rank (null: of all, in the order of time). */
+export function linesOf(job: string, rank: number | null, words: string, tail: number): Promise<LogPage> {
+  const query = { tail, grep: words, ...(rank === null ? {} : { rank: [rank] }) };
+  return asked(api.GET("/api/v1/jobs/{job_id}/logs/lines", { params: { path: { job_id: job }, query } })) as Promise<LogPage>;
+}
+
+/** Refused (412) where the job is not as it was at that revision. */
+export function resize(job: string, target: number, revision: number): Promise<Accepted> {
+  const params = { path: { job_id: job }, header: { "If-Match": `"${revision}"` } };
+  return asked(api.PATCH("/api/v1/jobs/{job_id}", { params, body: { target } }));
 }
 
 export function cancel(job: string): Promise<Accepted> {

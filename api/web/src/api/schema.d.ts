@@ -75,9 +75,16 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Get Job */
+        /**
+         * Get Job
+         * @description With its revision, which is the ETag too: send it back in If-Match to change the job only if it is still as seen.
+         */
         get: operations["get_job"];
-        put?: never;
+        /**
+         * Submit As
+         * @description Record a job under an id of your own. The same job again answers 200 and changes nothing; another job, 409.
+         */
+        put: operations["submit_as"];
         post?: never;
         delete?: never;
         options?: never;
@@ -161,6 +168,26 @@ export interface paths {
          * @description One rank's log. With neither rank nor device: of the rank that failed, else of the first that has one.
          */
         get: operations["logs"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job_id}/logs/lines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Log Lines
+         * @description Logs of many ranks as one, in the order of time. Call again with `after` while `is_cut`, or for what comes later.
+         */
+        get: operations["log_lines"];
         put?: never;
         post?: never;
         delete?: never;
@@ -323,6 +350,26 @@ export interface paths {
          * @description Pause every open job that the filter selects; with `dry_run`, only say which those are.
          */
         post: operations["pause_many"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs:resize": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resize Many
+         * @description Change the size or priority of every open job that the filter selects; one that may not have it stays as it is.
+         */
+        post: operations["resize_many"];
         delete?: never;
         options?: never;
         head?: never;
@@ -922,6 +969,11 @@ export interface components {
             jobs: string[];
             /** Message */
             message: string;
+            /**
+             * Refused
+             * @default []
+             */
+            refused: string[];
         };
         /** CheckpointSection */
         CheckpointSection: {
@@ -1575,6 +1627,10 @@ export interface components {
              */
             project?: string;
             recovery?: components["schemas"]["RecoverySection"];
+            /** Secrets */
+            secrets?: {
+                [key: string]: string;
+            };
             /**
              * Start By S
              * @default 0
@@ -1772,6 +1828,11 @@ export interface components {
             reason: string;
             /** Recoveries */
             recoveries: number;
+            /**
+             * Revision
+             * @default 0
+             */
+            revision: number;
             size: components["schemas"]["SizeView"];
             /**
              * Spares
@@ -1821,6 +1882,36 @@ export interface components {
              * @default 12.5
              */
             network_gb_s?: number;
+        };
+        /**
+         * LogLineView
+         * @description at: when its node first saw it, to about a second. offset: of its first byte in the log of its device.
+         *
+         *     rank: of the current generation; null where the device has none.
+         */
+        LogLineView: {
+            /** At */
+            at: string;
+            /** Device */
+            device: string;
+            /** Offset */
+            offset: number;
+            /** Rank */
+            rank: number | null;
+            /** Text */
+            text: string;
+        };
+        /**
+         * LogPageView
+         * @description next: to go on with, as `after`. is_cut: more is there now; with `tail`, before these lines.
+         */
+        LogPageView: {
+            /** Is Cut */
+            is_cut: boolean;
+            /** Lines */
+            lines: components["schemas"]["LogLineView"][];
+            /** Next */
+            next: string;
         };
         /**
          * MintedView
@@ -2147,6 +2238,35 @@ export interface components {
              * @enum {string}
              */
             verify?: "off" | "recompute";
+        };
+        /**
+         * ResizeManyRequest
+         * @description And what each of them is to have.
+         */
+        ResizeManyRequest: {
+            /**
+             * Dry Run
+             * @default false
+             */
+            dry_run?: boolean;
+            /**
+             * Labels
+             * @default {}
+             */
+            labels?: {
+                [key: string]: string;
+            };
+            /**
+             * Name
+             * @default null
+             */
+            name?: string | null;
+            resize: components["schemas"]["ResizeRequest"];
+            /**
+             * State
+             * @default []
+             */
+            state?: components["schemas"]["JobStatus"][];
         };
         /**
          * ResizeRequest
@@ -2694,10 +2814,48 @@ export interface operations {
             };
         };
     };
-    resize: {
+    submit_as: {
         parameters: {
             query?: never;
             header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["JobFile"];
+                "application/yaml": components["schemas"]["JobFile"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SubmittedView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    resize: {
+        parameters: {
+            query?: never;
+            header?: {
+                "If-Match"?: string | null;
+            };
             path: {
                 job_id: string;
             };
@@ -2877,6 +3035,50 @@ export interface operations {
             };
         };
     };
+    log_lines: {
+        parameters: {
+            query?: {
+                /** @description Of the current generation; repeatable. Default: every log. */
+                rank?: number[] | null;
+                /** @description node/index; repeatable. */
+                device?: string[] | null;
+                /** @description Only lines that were not there yet; RFC 3339. */
+                since?: string | null;
+                /** @description Only lines that hold these words, as they are written. */
+                grep?: string;
+                /** @description Only the last lines. */
+                tail?: number | null;
+                /** @description `next` of an answer: only what has come since. */
+                after?: string;
+            };
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LogPageView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
     metrics: {
         parameters: {
             query?: {
@@ -2946,7 +3148,9 @@ export interface operations {
     cancel: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "If-Match"?: string | null;
+            };
             path: {
                 job_id: string;
             };
@@ -2977,7 +3181,9 @@ export interface operations {
     checkpoint_now: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "If-Match"?: string | null;
+            };
             path: {
                 job_id: string;
             };
@@ -3008,7 +3214,9 @@ export interface operations {
     pause: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "If-Match"?: string | null;
+            };
             path: {
                 job_id: string;
             };
@@ -3039,7 +3247,9 @@ export interface operations {
     resume: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "If-Match"?: string | null;
+            };
             path: {
                 job_id: string;
             };
@@ -3103,6 +3313,31 @@ export interface operations {
             content: {
                 "application/json": components["schemas"]["SelectionRequest"];
                 "application/yaml": components["schemas"]["SelectionRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkView"];
+                };
+            };
+        };
+    };
+    resize_many: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ResizeManyRequest"];
+                "application/yaml": components["schemas"]["ResizeManyRequest"];
             };
         };
         responses: {

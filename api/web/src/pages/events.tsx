@@ -1,7 +1,7 @@
 // What has happened to a job, newest first, and what its ranks have written.
 
 import { useState } from "preact/hooks";
-import { logOf, type JobView } from "../api/client";
+import { linesOf, logOf, type JobView, type LogPage } from "../api/client";
 import { useAsked } from "../asking";
 import type { JobLog } from "../live/joblog";
 import { useStore } from "../live/store";
@@ -10,6 +10,7 @@ import { clock, plain } from "../words";
 
 const SHOWN = 200;
 const TAIL = 200;
+const EVERY = "every";
 
 export function Events({ job, log }: { job: JobView; log: JobLog }) {
   const { events, isCut, isLoading, problem } = useStore(log.store);
@@ -51,7 +52,8 @@ export function Events({ job, log }: { job: JobView; log: JobLog }) {
 
 function Logs({ job }: { job: JobView }) {
   const [rank, setRank] = useState("");
-  const found = useAsked(() => logOf(job.id, rank ? Number(rank) : null, TAIL), `${job.id} ${rank} ${job.generation}`);
+  const [words, setWords] = useState("");
+  const found = useAsked(() => textOf(job, rank, words), `${job.id} ${rank} ${words} ${job.generation}`);
   const ranks = job.plan?.seats ?? [];
   return (
     <Card
@@ -59,9 +61,14 @@ function Logs({ job }: { job: JobView }) {
       aside={
         <span class="actions">
           <label class="search">
+            <span class="unseen">Only lines with these words</span>
+            <input type="search" placeholder="Find" value={words} onChange={(event) => setWords(event.currentTarget.value)} />
+          </label>
+          <label class="search">
             <span class="unseen">Whose log</span>
             <select value={rank} onChange={(event) => setRank(event.currentTarget.value)}>
               <option value="">the rank that failed, or the first</option>
+              <option value={EVERY}>every rank, by time</option>
               {ranks.map((seat) => (
                 <option key={seat.rank} value={String(seat.rank)}>
                   rank {seat.rank} on {seat.device}
@@ -79,9 +86,20 @@ function Logs({ job }: { job: JobView }) {
       {found.isLoading ? <Loading /> : null}
       {found.data === null || found.problem ? null : (
         <pre class="log" tabIndex={0} aria-label={`The last ${TAIL} lines`}>
-          {found.data || "nothing was written"}
+          {found.data || (words ? "no line has these words" : "nothing was written")}
         </pre>
       )}
     </Card>
   );
+}
+
+/** Words are looked for in every log, unless one rank is chosen. */
+async function textOf(job: JobView, rank: string, words: string): Promise<string> {
+  const one = rank && rank !== EVERY ? Number(rank) : null;
+  if (rank !== EVERY && !words) return logOf(job.id, one, TAIL);
+  return asText(await linesOf(job.id, one, words, TAIL));
+}
+
+function asText(page: LogPage): string {
+  return page.lines.map((line) => `${clock(line.at)} ${line.rank === null ? line.device : `rank ${line.rank}`} | ${line.text}`).join("\n");
 }

@@ -7,8 +7,9 @@ import { Dialog } from "../parts/dialog";
 export function ScaleDialog({ job, close }: { job: JobView; close: () => void }) {
   const [target, setTarget] = useState(String(job.size.target || job.plan?.seats.length || ""));
   const act = async () => {
-    return (await resize(job.id, Number(target))).message;
+    return (await resize(job.id, Number(target), revision)).message;
   };
+  const [revision] = useState(job.revision); // of the job as it was when the dialog was opened
   const unit = job.plan ? job.plan.tp * job.plan.pp : 1;
   return (
     <Dialog title={`Scale ${job.name}`} verb="Scale" act={act} close={close}>
