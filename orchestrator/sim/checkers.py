@@ -39,7 +39,6 @@ class Checker:
         """Memory of this generation and of those before it counts no more."""
         self._quotas: dict[str, int | None] = {}
         self._drained: frozenset[NodeId] = frozenset()
-        """Since before the commit that is looked at."""
         self._admitted: frozenset[NodeId] = frozenset()
         self._started: dict[JobId, Generation] = {}
         self._passed: dict[tuple[JobId, Generation], Step] = {}
@@ -73,6 +72,10 @@ class Checker:
             self._admitted, known = fit, self._admitted | fit
         else:
             known = self._admitted
+        drained = self._drained
+        if commit.cordons is not None:
+            self._drained = frozenset(one.node for one in commit.cordons if one.drains)
+            drained &= self._drained  # one that is lifted in this commit may have been before the job was planned
         for job, record in commit.jobs.items():
             old = before.get(job)
             counted = sum(int(str(e.data["steps"])) for e in commit.history if e.job == job and e.type == "rolled_back")
@@ -89,7 +92,7 @@ class Checker:
                 raise Violation(f"{job} is over and {len(record.outbox)} effects are outstanding")
             self._check_risk(record)
             self._check_balance(record)
-            self._check_drained(old, record)
+            self._check_drained(old, record, drained)
             if self._scenario.checks:
                 self._check_admitted(old, record, known)
         self._records = records = {**before, **commit.jobs}
@@ -99,8 +102,6 @@ class Checker:
         if commit.quarantine is not None:
             self._quarantine = commit.quarantine
         self._check_quarantine(records)
-        if commit.cordons is not None:
-            self._drained = frozenset(one.node for one in commit.cordons if one.drains)
 
     def _check_steps(self, record: JobRecord, committed: Step, steps: list[StepRecord], counted: int) -> None:
         """Each step once, in order, with the reference's answer; back only where it was counted."""
@@ -163,12 +164,12 @@ class Checker:
         if (apart and state.plan.world_size > 1) == bool(record.at_risk):
             raise Violation(f"{record.id} trains on {state.plan.describe()} and says of its risk: {record.at_risk!r}")
 
-    def _check_drained(self, old: JobRecord | None, record: JobRecord) -> None:
-        """Nothing new is planned where a node drains."""
+    def _check_drained(self, old: JobRecord | None, record: JobRecord, drained: frozenset[NodeId]) -> None:
+        """Nothing new is planned where a node drains; drained: since before the commit that is looked at, and after it."""
         forming = record.state.forming if isinstance(record.state, Starting | Reforming) else None
         if forming is None or (old and old.generation >= forming.generation):
             return
-        if found := self._drained & set(forming.plan.nodes):
+        if found := drained & set(forming.plan.nodes):
             raise Violation(f"{record.id} is planned on {', '.join(sorted(found))}, which drains")
 
     def _check_admitted(self, old: JobRecord | None, record: JobRecord, known: frozenset[NodeId]) -> None:
