@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from orchestrator.domain.admission import Admittance
+from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import StepRecord
 from orchestrator.domain.faults import Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
@@ -23,6 +24,8 @@ MAX_OUTBOX = 64
 """Effects that may be outstanding at once in a cluster of this size; more means that some are never done."""
 
 
+MAX_ASKED = 20
+"""Times that a job may ask which plan there is on the same devices for the same generation; more, and nobody remembers."""
 MAX_REBALANCED = 6
 """Times within an hour that a job may share out its work anew."""
 
@@ -45,6 +48,7 @@ class Checker:
         """The newest step each generation has passed, whether or not anybody lived to see it."""
         self.curves: dict[JobId, dict[Step, StepRecord]] = defaultdict(dict)
         self.rolled_back: Counter[JobId] = Counter()
+        self._asked: Counter[tuple[JobId, Generation, tuple[Device, ...]]] = Counter()
         self.votes = 0
 
     # --- in the arena -----------------------------------------------------------------------------------------------------
@@ -90,6 +94,7 @@ class Checker:
                 raise Violation(f"{len(record.outbox)} effects of {job} are outstanding")
             if isinstance(record.state, TERMINAL) and record.outbox:
                 raise Violation(f"{job} is over and {len(record.outbox)} effects are outstanding")
+            self._check_asks(old, record)
             self._check_risk(record)
             self._check_balance(record)
             self._check_drained(old, record, drained)
@@ -163,6 +168,18 @@ class Checker:
         apart = all(owner.node != mirror.node for owner, mirror in partners(state.plan).items())
         if (apart and state.plan.world_size > 1) == bool(record.at_risk):
             raise Violation(f"{record.id} trains on {state.plan.describe()} and says of its risk: {record.at_risk!r}")
+
+    def _check_asks(self, old: JobRecord | None, record: JobRecord) -> None:
+        """What a plan would be is asked once, and again where something has changed."""
+        for identity in record.outbox.keys() - (old.outbox.keys() if old else ()):
+            effect = record.outbox[identity]
+            if not isinstance(effect, ChoosePlan):
+                continue
+            what = (record.id, effect.generation, tuple(device for device, _ in effect.devices))
+            self._asked[what] += 1
+            if self._asked[what] > MAX_ASKED:
+                where = ", ".join(map(str, what[2]))
+                raise Violation(f"{record.id} asks for a plan on {where} again, after {MAX_ASKED} times")
 
     def _check_drained(self, old: JobRecord | None, record: JobRecord, drained: frozenset[NodeId]) -> None:
         """Nothing new is planned where a node drains; drained: since before the commit that is looked at, and after it."""
