@@ -24,7 +24,7 @@ MAX_OUTBOX = 64
 """Effects that may be outstanding at once in a cluster of this size; more means that some are never done."""
 
 
-MAX_ASKED = 20
+MAX_ASKED = 10
 """Times that a job may ask which plan there is on the same devices for the same generation; more, and nobody remembers."""
 MAX_REBALANCED = 6
 """Times within an hour that a job may share out its work anew."""

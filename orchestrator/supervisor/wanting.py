@@ -140,9 +140,13 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node], allotment: Allotmen
                 options = [trusted]
         case _:
             return
+    grows = isinstance(draft.state, Running)
     for devices in options:
-        if devices - considered or (isinstance(state, Queued) and state.reason == PLANNING):
-            draft.set(considered=(considered & usable) | devices)  # what is not here now was not asked about with these
+        # Parts of the cluster that were offered one after another may be worth something together.
+        is_more = grows and len(devices) > len(record.turn.asked)
+        if devices - considered or is_more or (isinstance(state, Queued) and state.reason == PLANNING):
+            # Of one that does not train, what is not here now was not asked about together with these.
+            draft.set(considered=(considered if grows else considered & usable) | devices)
             _ask(draft, nodes, devices)
             return
 
