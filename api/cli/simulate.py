@@ -24,6 +24,8 @@ from .session import out, print_json
 
 SHIPPED = Path(__file__).parent / "scenarios"
 BAR = 40
+UNREADABLE = 2
+"""The simulator's exit status where a bundle is none."""
 
 
 def register(app: typer.Typer) -> None:
@@ -31,14 +33,26 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of a shipped one.")],
+    scenario: Annotated[
+        str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of a shipped one.", show_default=False)
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
     png: Annotated[Path | None, typer.Option("--png", help="Draw a chart too; needs matplotlib.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", metavar="BUNDLE", help="Not weeks: the incidents of a job, from its bundle.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Of --replay: courses of chance that are tried.")] = 1,
 ) -> None:
     """Simulate weeks of training with faults: goodput and its losses by cause, under this and other recovery policies.
 
-    Shipped scenarios: llama3-405b, h200-24000, mixed-fleet, spot-fleet.
+    Shipped scenarios: llama3-405b, h200-24000, mixed-fleet, spot-fleet. With --replay, what befell a job (everstep bundle
+    JOB) befalls a simulated one, and what is decided is checked.
     """
+    if (replay is None) == (not scenario):
+        raise Refused("simulate takes either a SCENARIO or --replay BUNDLE; see everstep simulate --help")
+    if replay is not None:
+        _replay(replay, seeds, as_json)
+        return
     reports = _run(_read(scenario))
     if as_json:
         print_json({"reports": reports})
@@ -48,6 +62,23 @@ def simulate(
             out().print(line, highlight=False)
     if png is not None:
         _draw(reports, png)
+
+
+def _replay(bundle: Path, seeds: int, as_json: bool) -> None:
+    """Raises Refused, ClientError."""
+    command = [sys.executable, "-m", "orchestrator.sim", "--replay", str(bundle), "--seeds", str(seeds)]
+    done = subprocess.run([*command, *(["--seed", "0", "--trace"] if seeds == 1 else [])], capture_output=True, text=True)
+    if done.returncode == UNREADABLE:
+        raise Refused(done.stderr.strip())
+    told = done.stdout.splitlines()
+    if as_json:
+        print_json({"passed": done.returncode == 0, "seeds": seeds, "told": told})
+    else:
+        for line in told:
+            out().print(line, highlight=False, markup=False)
+    if done.returncode:
+        said = done.stderr.strip() or next((line for line in reversed(told) if line.startswith("replay: ")), "")
+        raise ClientError(f"the replay did not pass (exit status {done.returncode}); {said}")
 
 
 def _read(name: str) -> dict[str, Any]:

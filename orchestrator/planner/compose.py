@@ -274,7 +274,7 @@ class _Whole(_Solver):
 
 @lru_cache(maxsize=64)
 def _table(groups: tuple[int, ...], counts: tuple[tuple[int, ...], ...]) -> tuple[list[list[int]], list[list[Fitting]]]:
-    """For every number of groups left of each class: steps to one group fewer, and the pipelines for which that is enough."""
+    """For every number of groups left of each class: steps to one group fewer, and pipelines for which that is enough."""
     radix = [1]
     for number in groups:
         radix.append(radix[-1] * (number + 1))

@@ -69,6 +69,15 @@ DRAWN = tuple(trouble for trouble in Trouble if trouble not in (Trouble.SLOW, Tr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scripted:
+    """Trouble that comes once the job has committed `step`. devices: whom it hit, where that is known: node/index."""
+
+    step: Step
+    trouble: Trouble
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """nodes: devices of each. between_s: mean time from one trouble to the next, until trouble_until_s.
 
@@ -102,6 +111,8 @@ class Scenario:
     """Jobs are submitted within so many virtual seconds."""
     saves: tuple[float, ...] = ()
     """When a person asks for a checkpoint of job0, in virtual seconds."""
+    script: tuple[Scripted, ...] = ()
+    """Of job0: its trouble, in this order and in place of what is drawn."""
 
     def start_of(self, job: str) -> Step:
         return Step(self.starts.get(job, 0))
