@@ -173,7 +173,7 @@ def _restart(scene: WhatIf, trace: Sequence[Arrival]) -> Report:
         if one.at < free_at:
             continue  # while everything starts anyway
         trained = one.at - saved_at
-        rolled += trained % interval
+        rolled += trained % interval if interval else trained
         pause = scene.detect_s + scene.restart_s
         lost[one.mode.cause] = lost.get(one.mode.cause, 0.0) + pause
         pauses.append(pause)
