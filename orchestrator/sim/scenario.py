@@ -200,6 +200,12 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     if seed % 10 == 1:  # speeds are judged over seconds, so such jobs are longer
         troubles = (*troubles, *(Trouble.SLOW,) * len(troubles))
         jobs = tuple(replace(job, train=replace(job.train, steps=steps or 4 * job.train.steps)) for job in jobs)
+    if seed % 10 == 3:  # deadlines that some meet and some do not
+        due = Random(f"deadlines {seed}")
+        jobs = tuple(
+            replace(job, start_by_s=due.choice((0.0, 3.0, 60.0)), max_runtime_s=due.choice((0.0, 4.0, 30.0, 300.0)))
+            for job in jobs
+        )
     checks = seed % 10 in (5, 9)
     if checks and not gentle:
         troubles = (*troubles, *(Trouble.SPOIL_NODE,) * max(1, len(troubles) // 4))
