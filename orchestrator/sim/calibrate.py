@@ -58,7 +58,7 @@ def pace_of(incidents: Sequence[Incident], step_s: float) -> Pace:
         leave_s=took("settle"),
         fork_s=took("settle", "prepare"),
         form_s=took(*IN_RANKS),
-        first_s=max(0.0, took("first_step") - step_s),
+        first_s=took("first_step") - step_s,  # less than none: who is ready early begins before the last one is
         bytes_s=float("inf"),
     )
 

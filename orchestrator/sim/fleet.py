@@ -92,7 +92,7 @@ class Pace:
     leave_s: float = 0.02
     form_s: float = 0.06
     first_s: float = 0.0
-    """By which the first step of a generation takes longer than others."""
+    """By which the first step of a generation takes longer than others, from when its last rank is ready."""
     fork_s: float = 0.05
     open_s: float = 30.0
     build_s: float = 5.0
@@ -464,7 +464,7 @@ class Fleet:
                 self._down_since, self._cause = None, ""
             return self._news(form, range(form.committed + 1, form.committed + 2))
 
-        self.after(max(0.0, self._trains_at - self.now) + self._step_s(), first)
+        self.after(max(0.0, self._trains_at + self._step_s() - self.now), first)
 
     def _next(self, form: FormGeneration) -> Sequence[Input]:
         """Dense: every step is told."""

@@ -166,19 +166,25 @@ def play(scene: WhatIf, fleet: Fleet, trace: Sequence[Arrival], tell: Callable[[
 
 
 def _restart(scene: WhatIf, trace: Sequence[Arrival]) -> Report:
-    total, interval = scene.days * DAY_S, scene.checkpoint_every * scene.step_s
+    """Goes on with the groups that are whole, and is started once more when a machine has come back."""
+    total, interval, groups = scene.days * DAY_S, scene.checkpoint_every * scene.step_s, _groups(scene)
     lost: dict[str, float] = {}
+    starts = []
+    for one, absent_s in away(scene, trace):
+        starts.append((one.at, scene.detect_s + scene.restart_s, one.mode.cause))
+        if absent_s:
+            starts.append((one.at + absent_s, scene.restart_s, one.mode.cause))
+            _add(lost, one.mode.cause, min(absent_s, max(0.0, total - one.at)) / groups)
     pauses, rolled, free_at, saved_at = [], 0.0, 0.0, 0.0
-    for one in trace:
-        if one.at < free_at:
+    for at, pause, cause in sorted(starts):
+        if at < free_at or at >= total:
             continue  # while everything starts anyway
-        trained = one.at - saved_at
+        trained = at - saved_at
         rolled += trained % interval if interval else trained
-        pause = scene.detect_s + scene.restart_s
-        lost[one.mode.cause] = lost.get(one.mode.cause, 0.0) + pause
+        _add(lost, cause, pause)
         pauses.append(pause)
-        free_at = saved_at = one.at + pause
-    steps = int((total - sum(lost.values()) - rolled) / scene.step_s)
+        free_at = saved_at = at + pause
+    steps = int(max(0.0, total - sum(lost.values()) - rolled) / scene.step_s)
     return _report(
         scene, "restart", steps=steps, faults=len(trace), lost=lost, rerun_s=rolled, rolled_back=int(rolled / scene.step_s),
         pauses=pauses, moved_gb=12 * scene.params * len(pauses) / 1e9, rungs={},
@@ -186,18 +192,49 @@ def _restart(scene: WhatIf, trace: Sequence[Arrival]) -> Report:
 
 
 def _shrink(scene: WhatIf, trace: Sequence[Arrival]) -> Report:
-    total, groups = scene.days * DAY_S, max(1, scene.blocks // scene.pp)
+    """A group is away until its machine has been replaced and has started; the others agree on who is left, and go on."""
+    total, groups = scene.days * DAY_S, _groups(scene)
     lost: dict[str, float] = {}
-    for one in trace:
-        away_s = scene.detect_s + scene.restart_s
-        took = scene.requorum_s + away_s / groups
-        lost[one.mode.cause] = lost.get(one.mode.cause, 0.0) + took
+    away_until: dict[int, float] = {}
+    """By group."""
+    for one, absent_s in away(scene, trace):
+        group = one.victim // scene.pp
+        until = min(total, one.at + scene.detect_s + scene.restart_s + absent_s)
+        more_s = max(0.0, until - max(one.at, away_until.get(group, 0.0)))
+        away_until[group] = max(until, away_until.get(group, 0.0))
+        _add(lost, one.mode.cause, scene.requorum_s + more_s / groups)
     rerun = scene.step_s / 2 * len(trace)
     steps = int(max(0.0, total - sum(lost.values()) - rerun) / scene.step_s)
     return _report(
         scene, "shrink", steps=steps, faults=len(trace), lost=lost, rerun_s=rerun, rolled_back=0,
         pauses=[scene.requorum_s] * len(trace), moved_gb=12 * scene.params / groups * len(trace) / 1e9, rungs={},
     )  # fmt: skip
+
+
+def away(scene: WhatIf, trace: Sequence[Arrival]) -> list[tuple[Arrival, float]]:
+    """Each fault, and for how many seconds nobody is there in the place of a machine that it took: 0 where a spare is."""
+    idle_at = [0.0] * scene.spares
+    found = []
+    for one in trace:
+        absent_s = 0.0
+        if one.mode.takes_machine:
+            back_at = one.at + one.mode.repaired_s
+            first = min(range(len(idle_at)), key=idle_at.__getitem__, default=None)
+            if first is not None and idle_at[first] <= back_at:
+                absent_s = max(0.0, idle_at[first] - one.at)
+                idle_at[first] = back_at
+            else:
+                absent_s = one.mode.repaired_s
+        found.append((one, absent_s))
+    return found
+
+
+def _groups(scene: WhatIf) -> int:
+    return max(1, scene.blocks // scene.pp)
+
+
+def _add(lost: dict[str, float], cause: str, seconds: float) -> None:
+    lost[cause] = lost.get(cause, 0.0) + seconds
 
 
 def _report(

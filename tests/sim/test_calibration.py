@@ -30,6 +30,8 @@ def test_phases_that_follow_on_each_other_add_up_to_the_pause_and_others_do_not(
     # A process that is forked while others settle costs what it takes longer than they do.
     slow = replace(MEASURED, phases={**MEASURED.phases, "prepare": 0.11}, pause_s=0.279)
     assert calibrated([slow], step_s=0.2, devices=8).simulated_s == pytest.approx(0.279, rel=0.02)
+    early = replace(MEASURED, phases={**MEASURED.phases, "first_step": 0.15}, pause_s=0.109)
+    assert calibrated([early], step_s=0.2, devices=8).simulated_s == pytest.approx(0.109, rel=0.02)
 
 
 def test_constants_are_medians_of_recoveries_that_were_not_disturbed() -> None:
