@@ -178,9 +178,30 @@ def _draw(reports: list[dict[str, Any]], path: Path) -> None:
         from matplotlib.figure import Figure  # an extra: a large package for one chart
     except ImportError:
         raise Refused("--png needs matplotlib, which is not installed; run: pip install 'everstep[charts]'") from None
-    figure = Figure(figsize=(8, 1 + 0.4 * len(reports)), layout="constrained")
+    figure = Figure(figsize=(9, 1.6 + 0.4 * len(reports)), layout="constrained")
     axes = figure.subplots()
-    axes.barh([f"{_name(one)} {one['policy']}" for one in reports], [100 * one["goodput"] for one in reports])
-    axes.set_xlabel("goodput, %")
+    rows = [f"{_name(one)} {one['policy']}" for one in reports]
+    starts = [0.0] * len(rows)
+    shares = [_shares(one) for one in reports]
+    for number, cause in enumerate(sorted({cause for one in shares for cause in one})):
+        widths = [100 * one.get(cause, 0.0) for one in shares]
+        axes.barh(rows, widths, left=starts, label=cause, color=f"C{number % 10}", hatch="//" if number > 9 else None)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
+    for row, (start, one) in enumerate(zip(starts, reports, strict=True)):
+        axes.text(start, row, f" goodput {one['goodput']:.2%}", va="center", fontsize=8)
+    axes.set_xlim(0.0, 1.25 * max(starts))
+    axes.set_xlabel("lost of all time, %")
     axes.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.savefig(path)
+
+
+def _shares(one: dict[str, Any]) -> dict[str, float]:
+    """Of all time, by what it was lost to."""
+    found = {cause: seconds / one["seconds"] for cause, seconds in one["lost"].items()}
+    lost = max(0.0, 1 - one["goodput"])
+    again = min(one["rerun_s"] / one["seconds"], max(0.0, lost - sum(found.values())))
+    found["run again"] = again
+    if (rest := lost - sum(found.values())) > 0:
+        found["fewer machines"] = rest
+    return found

@@ -75,6 +75,14 @@ def test_a_machine_without_a_spare_is_missed_until_it_is_back() -> None:
         assert without < with_two
 
 
+@pytest.mark.parametrize("policy", ["restart", "shrink", "everstep"])
+def test_checkpoints_that_keep_training_waiting_cost_every_policy_the_same_share(policy: str) -> None:
+    scene = replace(SMALL, rate=0.0, checkpoint_every=10, checkpoint_stall_s=15.0)
+    found = report(scene, policy, [])
+    assert found.goodput == pytest.approx(30.0 / 31.5, abs=1e-3)
+    assert found.lost["checkpoints"] == pytest.approx(found.seconds * 1.5 / 31.5, rel=0.01)
+
+
 def test_a_scenario_that_makes_no_sense_is_refused_in_words() -> None:
     with pytest.raises(ValueError, match="means nothing here"):
         scene_of({"name": "x", "gpus": 64, "gpu": 3})
