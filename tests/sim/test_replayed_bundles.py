@@ -105,6 +105,21 @@ def test_a_bundle_is_replayed_by_one_command_and_to_the_letter(tmp_path: Path) -
     assert "recovered: " in first and first == told()
 
 
+def test_the_command_line_replays_a_bundle(tmp_path: Path) -> None:
+    bundle = a_bundle(tmp_path, an_incident(1, "node_lost", 10, "gpu-b/0", "gpu-b/1"))
+
+    def simulate(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "api.cli", "simulate", *args], capture_output=True, text=True)
+
+    done = simulate("--replay", str(bundle), "--seeds", "3", "--json")
+    told = json.loads(done.stdout)
+    assert told["passed"] and [line.split(",")[0] for line in told["told"]] == [f"seed {seed}: passed" for seed in range(3)]
+    assert "* node n1 dies" in simulate("--replay", str(tmp_path / "mine-1")).stdout
+    refused = simulate("--replay", str(tmp_path))
+    assert refused.returncode and "make it again with" in refused.stderr
+    assert "either a SCENARIO or --replay BUNDLE" in simulate().stderr
+
+
 def test_what_is_no_bundle_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be read as a bundle"):
         scenario_of(tmp_path / "nothing.tar.gz")
