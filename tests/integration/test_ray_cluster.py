@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,7 +24,7 @@ import pytest
 from orchestrator.adapters.local_nodes import LocalNodes, NodeSpec
 from orchestrator.adapters.processes import identify, marked, wait_for_end
 from orchestrator.adapters.ray_cluster import RayCluster
-from orchestrator.adapters.ray_environment import CLUSTER_MARK, NODE_MARK
+from orchestrator.adapters.ray_environment import CLUSTER_MARK, NODE_MARK, pin_resource
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import NotFound, StaleTerm
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Term
@@ -245,21 +246,36 @@ def test_stopped_host_is_unreachable_and_comes_back(nodes: LocalNodes, tmp_path:
 
 
 def test_host_that_is_not_placed_in_time_is_given_up_and_asked_for_anew(nodes: LocalNodes, tmp_path: Path) -> None:
-    """Here because another job has the devices: what matters is that Ray has it nowhere."""
-    first, second = JobId("job-5"), JobId("job-6")
+    """Here because another actor has all of the node: what matters is that Ray has the host nowhere."""
+    job = JobId("job-5")
 
     async def test(cluster: RayCluster) -> None:
-        await open_host(cluster, H, tmp_path, first)
+        import ray
+
+        occupant = await asyncio.to_thread(occupy, H)
         hasty = RayCluster(nodes.registry().address, nodes.environment, open_s=2.0)
         with pytest.raises(HostUnreachable):
-            await open_host(hasty, H, tmp_path, second)
+            await open_host(hasty, H, tmp_path, job)
         with pytest.raises(HostGone):
-            await hasty.poll(second, H, TERM, 0, 0, 0.0)
-        await cluster.call(first, H, TERM, EffectId("close"), CloseHost())
-        await open_host(cluster, H, tmp_path, second)
-        await cluster.call(second, H, TERM, EffectId("close"), CloseHost())
+            await hasty.poll(job, H, TERM, 0, 0, 0.0)
+        ray.kill(occupant)
+        await open_host(cluster, H, tmp_path, job)
+        await cluster.call(job, H, TERM, EffectId("close"), CloseHost())
 
     on(nodes, test)
+
+
+def occupy(node: NodeId) -> Any:
+    """An actor that leaves no room for a host there, once it is there."""
+    import ray
+
+    class Occupant:
+        def is_here(self) -> bool:
+            return True
+
+    actor = ray.remote(num_cpus=0, resources={pin_resource(node): 1})(Occupant).remote()
+    assert ray.get(actor.is_here.remote(), timeout=60)
+    return actor
 
 
 def test_node_is_added_and_killed_with_everything_on_it(nodes: LocalNodes, tmp_path: Path) -> None:
