@@ -175,6 +175,8 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     nodes = tuple(rng.choice((1, 2, 2, 2, 4)) for _ in range(rng.randint(2, 5)))
     jobs = tuple(_job(rng, number, sum(nodes), steps) for number in range(rng.choice((1, 1, 1, 2))))
     jobs = tuple(replace(job, recovery=replace(job.recovery, spares=more.choice((0, 1, 1, 2)))) for job in jobs)
+    if max(nodes) == 1:  # a tp group never leaves its node
+        jobs = tuple(replace(job, parallel=replace(job.parallel, tp=None)) for job in jobs)
     starts = {"job0": Random(f"start {seed}").randint(1, 20)} if seed % 10 == 4 else {}
     jobs = tuple(begun_elsewhere(job) if job.name in starts else job for job in jobs)
     if seed % 10 == 6:  # what memory lacks is on disk, of the same step
