@@ -25,7 +25,7 @@ from .fleet import Fleet, Pace
 
 WARM_UP_S = 120.0
 """Before the first fault: hosts open and the first plan is made; not part of what is measured."""
-MOST_PLANNED = 512
+MOST_PLANNED = 2048
 """Blocks up to which a job is planned smaller while some are away; a larger one waits for them."""
 POLICIES = ("restart", "shrink", "everstep")
 
