@@ -104,8 +104,6 @@ class SimRank:
         self.arrived: list[Interval] = []
         """What a transfer has brought that is not over, all of it at `arrived_at`."""
         self.arrived_at = Step(0)
-        self.told_arrived: tuple[Interval, ...] = ()
-        """What of that its last report told of."""
         self.newcomer: Copying | None = None
         self.stop_after = Generation(0)
         self.save_soon = Generation(0)
@@ -237,7 +235,6 @@ class SimRank:
             if arena is not None and self.device in arena.form.plan.seat_of:
                 changed = Disagrees(rank=arena.form.plan.seat_of[self.device].rank, about="memory")
             self.memory = None
-        self.told_arrived = joined(self.arrived)
         report = RankReport(
             device=self.device,
             generation=generation,
@@ -246,7 +243,7 @@ class SimRank:
             held=self.memory.held if self.memory else None,
             lost_peer=lost_peer,
             cause=cause,
-            arrived=Arrived(step=self.arrived_at, intervals=self.told_arrived) if self.arrived else None,
+            arrived=Arrived(step=self.arrived_at, intervals=joined(self.arrived)) if self.arrived else None,
             stopped=stopped,
             found=self._found_in(generation) or changed,
             stuck=self.stuck,
@@ -300,11 +297,13 @@ class SimRank:
         return joined((*held, *(self.arrived if self.arrived_at == step else ())))
 
     def kept_beside(self, moved: list[Interval], step: Step) -> tuple[Interval, ...]:
-        """The same, without what reached it after it had reported and is therefore sent again."""
+        """The same, without what is sent again: it came after the report, or in a join that nobody asks about.
+
+        That costs bytes and no more: the same element of the same step has the same bits.
+        """
         held = self.memory.intervals if self.memory is not None and self.memory.step == step else ()
         arrived = self.arrived if self.arrived_at == step else ()
-        late = uncovered(arrived, self.told_arrived)
-        return joined((*held, *uncovered(arrived, late), *uncovered(late, moved)))
+        return joined((*held, *uncovered(arrived, moved)))
 
     def note(self) -> None:
         """Its bits are right, as far as it can know."""
