@@ -2,9 +2,9 @@
 
     python -m benchmarks.calibration --json [--kills 9]
 
-The simulator takes its constants from the medians of the phases that were measured (orchestrator/sim/calibrate.py). `ratio` is
-the simulated pause over the median real one, wanted within 30 %. No test: where other work fills the machine, a step beside a
-kill differs from the typical one by as much as a whole pause.
+The simulator takes its constants from the medians of the phases that were measured (orchestrator/sim/calibrate.py). `ratio`
+is the simulated pause over the median real one, wanted within 30 %. No test: where other work fills the machine, a step
+beside a kill differs from the typical one by as much as a whole pause.
 """
 
 from __future__ import annotations
