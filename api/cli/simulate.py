@@ -24,6 +24,8 @@ from .session import out, print_json
 
 SHIPPED = Path(__file__).parent / "scenarios"
 BAR = 40
+UNREADABLE = 2
+"""The simulator's exit status where a bundle is none."""
 
 
 def register(app: typer.Typer) -> None:
@@ -31,14 +33,26 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of a shipped one.")],
+    scenario: Annotated[
+        str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of a shipped one.", show_default=False)
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
     png: Annotated[Path | None, typer.Option("--png", help="Draw a chart too; needs matplotlib.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", metavar="BUNDLE", help="Not weeks: the incidents of a job, from its bundle.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Of --replay: courses of chance that are tried.")] = 1,
 ) -> None:
     """Simulate weeks of training with faults: goodput and its losses by cause, under this and other recovery policies.
 
-    Shipped scenarios: llama3-405b, h200-24000, mixed-fleet, spot-fleet.
+    Shipped scenarios: llama3-405b, h200-24000, mixed-fleet, spot-fleet. With --replay, what befell a job (everstep bundle
+    JOB) befalls a simulated one, and what is decided is checked.
     """
+    if (replay is None) == (not scenario):
+        raise Refused("simulate takes either a SCENARIO or --replay BUNDLE; see everstep simulate --help")
+    if replay is not None:
+        _replay(replay, seeds, as_json)
+        return
     reports = _run(_read(scenario))
     if as_json:
         print_json({"reports": reports})
@@ -48,6 +62,23 @@ def simulate(
             out().print(line, highlight=False)
     if png is not None:
         _draw(reports, png)
+
+
+def _replay(bundle: Path, seeds: int, as_json: bool) -> None:
+    """Raises Refused, ClientError."""
+    command = [sys.executable, "-m", "orchestrator.sim", "--replay", str(bundle), "--seeds", str(seeds)]
+    done = subprocess.run([*command, *(["--seed", "0", "--trace"] if seeds == 1 else [])], capture_output=True, text=True)
+    if done.returncode == UNREADABLE:
+        raise Refused(done.stderr.strip())
+    told = done.stdout.splitlines()
+    if as_json:
+        print_json({"passed": done.returncode == 0, "seeds": seeds, "told": told})
+    else:
+        for line in told:
+            out().print(line, highlight=False, markup=False)
+    if done.returncode:
+        said = done.stderr.strip() or next((line for line in reversed(told) if line.startswith("replay: ")), "")
+        raise ClientError(f"the replay did not pass (exit status {done.returncode}); {said}")
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -147,9 +178,30 @@ def _draw(reports: list[dict[str, Any]], path: Path) -> None:
         from matplotlib.figure import Figure  # an extra: a large package for one chart
     except ImportError:
         raise Refused("--png needs matplotlib, which is not installed; run: pip install 'everstep[charts]'") from None
-    figure = Figure(figsize=(8, 1 + 0.4 * len(reports)), layout="constrained")
+    figure = Figure(figsize=(9, 1.6 + 0.4 * len(reports)), layout="constrained")
     axes = figure.subplots()
-    axes.barh([f"{_name(one)} {one['policy']}" for one in reports], [100 * one["goodput"] for one in reports])
-    axes.set_xlabel("goodput, %")
+    rows = [f"{_name(one)} {one['policy']}" for one in reports]
+    starts = [0.0] * len(rows)
+    shares = [_shares(one) for one in reports]
+    for number, cause in enumerate(sorted({cause for one in shares for cause in one})):
+        widths = [100 * one.get(cause, 0.0) for one in shares]
+        axes.barh(rows, widths, left=starts, label=cause, color=f"C{number % 10}", hatch="//" if number > 9 else None)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
+    for row, (start, one) in enumerate(zip(starts, reports, strict=True)):
+        axes.text(start, row, f" goodput {one['goodput']:.2%}", va="center", fontsize=8)
+    axes.set_xlim(0.0, 1.25 * max(starts))
+    axes.set_xlabel("lost of all time, %")
     axes.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.savefig(path)
+
+
+def _shares(one: dict[str, Any]) -> dict[str, float]:
+    """Of all time, by what it was lost to."""
+    found = {cause: seconds / one["seconds"] for cause, seconds in one["lost"].items()}
+    lost = max(0.0, 1 - one["goodput"])
+    again = min(one["rerun_s"] / one["seconds"], max(0.0, lost - sum(found.values())))
+    found["run again"] = again
+    if (rest := lost - sum(found.values())) > 0:
+        found["fewer machines"] = rest
+    return found

@@ -27,5 +27,7 @@ class Size:
 
     def within(self, spec: JobSpec) -> JobSpec:
         """The spec that a plan of this size is chosen by."""
-        parallel = replace(spec.parallel, min_devices=self.min_devices, max_devices=self.limit)
-        return replace(spec, parallel=parallel)
+        asked = spec.parallel
+        if (asked.min_devices, asked.max_devices) == (self.min_devices, self.limit):
+            return spec  # as submitted, which most are: this is asked many times in a kernel step
+        return replace(spec, parallel=replace(asked, min_devices=self.min_devices, max_devices=self.limit))

@@ -120,22 +120,27 @@ def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasi
         return mixed
     best: tuple[tuple[float, ...], Degrees, list[tuple[Device, ...]], ChoosePlan] | None = None
     why_not = ""
+    in_order: dict[int, list[tuple[Device, ...]]] = {}
+    # What would be faster may take more memory.
+    variants = (request, replace(request, measured=())) if request.measured else (request,)
     for degrees in _degrees(request, total):
-        groups = _groups(islands, degrees, request.keep)
+        scores = [(_cost(one, degrees), -degrees.devices, degrees.tp, degrees.pp) for one in variants]
+        if best is not None and min(scores) >= best[0]:
+            continue
+        if degrees.tp not in in_order:
+            in_order[degrees.tp] = _tp_groups(islands, degrees.tp, request.keep)
+        groups = _groups(in_order[degrees.tp], degrees)
         if groups is None:
             why_not = why_not or (
                 f"{degrees} needs {degrees.tp} devices on one node {degrees.pp * degrees.dp} times, "
                 f"{sum(len(island) // degrees.tp for island in islands)} are usable; lower tp or wait for a node"
             )
             continue
-        # What would be faster may take more memory.
-        asked = next((one for one in (request, replace(request, measured=())) if not _too_big(one, degrees, groups)), None)
-        if asked is None:
-            why_not = why_not or _too_big(replace(request, measured=()), degrees, groups)
-            continue
-        score = (_cost(asked, degrees), -degrees.devices, degrees.tp, degrees.pp)
-        if best is None or score < best[0]:
-            best = (score, degrees, groups, asked)
+        fitting = next((place for place, one in enumerate(variants) if not _too_big(one, degrees, groups)), None)
+        if fitting is None:
+            why_not = why_not or _too_big(variants[-1], degrees, groups)
+        elif best is None or scores[fitting] < best[0]:
+            best = (scores[fitting], degrees, groups, variants[fitting])
     if best is None:
         return Infeasible(reason=why_not or f"no tp x pp x dp of {total} devices fits the job's constraints; lower them")
     _, degrees, groups, asked = best
@@ -194,18 +199,21 @@ def _degrees(request: ChoosePlan, total: int) -> Iterator[Degrees]:
                     yield found
 
 
-def _groups(islands: list[list[Device]], degrees: Degrees, keep: tuple[Device, ...]) -> list[tuple[Device, ...]] | None:
-    """pp * dp tp-groups, those that hold state first; None where they do not fit."""
+def _tp_groups(islands: list[list[Device]], tp: int, keep: tuple[Device, ...]) -> list[tuple[Device, ...]]:
+    """Every tp group there can be, those that hold state first."""
     held = set(keep)
     found = [
-        tuple(island[i : i + degrees.tp])
+        tuple(island[i : i + tp])
         for island in (sorted(island, key=lambda d: (d not in held, d)) for island in islands)
-        for i in range(0, len(island) - degrees.tp + 1, degrees.tp)
+        for i in range(0, len(island) - tp + 1, tp)
     ]
-    if len(found) < degrees.pp * degrees.dp:
-        return None
-    chosen = sorted(found, key=lambda group: (-sum(d in held for d in group), group))[: degrees.pp * degrees.dp]
-    return sorted(tuple(sorted(group)) for group in chosen)
+    return sorted(found, key=lambda group: (-sum(d in held for d in group), group))
+
+
+def _groups(in_order: list[tuple[Device, ...]], degrees: Degrees) -> list[tuple[Device, ...]] | None:
+    """The first pp * dp of them; None where there are fewer."""
+    count = degrees.pp * degrees.dp
+    return sorted(tuple(sorted(group)) for group in in_order[:count]) if len(in_order) >= count else None
 
 
 def _too_big(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import permutations, product
 
 from .pipelines import Bench, Track
@@ -56,6 +57,8 @@ After = Callable[[Track], float]
 """Seconds of a step once a pipeline's ids are done."""
 Found = list[tuple[Track, int]]
 """Pipelines, and how many of each."""
+Fitting = tuple[int, int]
+"""A pipeline's index, and how far back the state without its groups is."""
 
 
 def compose(
@@ -137,11 +140,14 @@ def _bisected(solver: _Solver, ids: int, after: After, below: float) -> tuple[Me
     ):
         return ()
     best: tuple[Member, ...] = ()
+    known: dict[tuple[int, ...], tuple[int, Found]] = {}
     low, high = 0.0, float("inf")
     trial = min(pace.start + pace.period * pace.least for pace in solver.paces)
     for _ in range(MAX_STEPS):
         within = [min(ids, pace.ids_within(trial)) for pace in solver.paces]
-        reached, found = solver.most_ids(within)
+        if (numbers := tuple(within)) not in known:  # times that are close give the same numbers
+            known[numbers] = solver.most_ids(within)
+        reached, found = known[numbers]
         if reached >= ids:
             found = _spared(found, ids, trial, after)
         members = _shared(found, ids, after) if reached >= ids else ()
@@ -217,31 +223,14 @@ class _Whole(_Solver):
         """most: pipelines; 0 for any number."""
         self.most = most
         self.tracks = []
-        offsets: list[int] = []
-        radix = [1]
-        for number in groups:
-            radix.append(radix[-1] * (number + 1))
         for counts in product(*(range(number + 1) for number in groups)):
             if sum(counts) not in depths:
                 continue
             track = _quickest(bench, counts, replicas, MAX_ORDERS if sum(groups) <= FEW else 2)
             if track is not None:
                 self.tracks.append(track)
-                offsets.append(sum(number * step for number, step in zip(counts, radix, strict=False)))
         self.paces = [_pace(track, after) for track in self.tracks]
-        states = list(product(*(range(number + 1) for number in reversed(groups))))
-        self._units: list[list[int]] = []
-        self._fitting: list[list[tuple[int, int]]] = []
-        for state in states:
-            left = state[::-1]
-            self._units.append([radix[i] for i, number in enumerate(left) if number])
-            self._fitting.append(
-                [
-                    (index, offsets[index])
-                    for index, track in enumerate(self.tracks)
-                    if all(a <= b for a, b in zip(track.counts, left, strict=True))
-                ]
-            )
+        self._units, self._fitting = _table(tuple(groups), tuple(tuple(track.counts) for track in self.tracks))
 
     def most_ids(self, within: list[int]) -> tuple[int, Found]:
         rounds = self.most or 1
@@ -252,11 +241,13 @@ class _Whole(_Solver):
             value, choice = self._round(within, best[-1] if self.most else None)
             best.append(value)
             took.append(choice)
+            if value == best[-2]:
+                break  # one pipeline more is of no use, and so are all after it
         counts: dict[int, int] = {}
         offsets = dict(self._fitting[-1])
-        state, level = len(nothing) - 1, len(best) - 1
-        while level and best[level][state]:
-            choice_here = took[level][state]
+        state, level, last = len(nothing) - 1, rounds, len(best) - 1
+        while level and best[min(level, last)][state]:
+            choice_here = took[min(level, last)][state]
             if choice_here < 0:
                 state += choice_here + 1
                 continue
@@ -279,6 +270,23 @@ class _Whole(_Solver):
                     value, choice = best[state - unit], -unit - 1
             best[state], took[state] = value, choice
         return best, took
+
+
+@lru_cache(maxsize=64)
+def _table(groups: tuple[int, ...], counts: tuple[tuple[int, ...], ...]) -> tuple[list[list[int]], list[list[Fitting]]]:
+    """For every number of groups left of each class: steps to one group fewer, and pipelines for which that is enough."""
+    radix = [1]
+    for number in groups:
+        radix.append(radix[-1] * (number + 1))
+    offsets = [sum(number * step for number, step in zip(one, radix, strict=False)) for one in counts]
+    units: list[list[int]] = []
+    fitting: list[list[Fitting]] = []
+    for state in product(*(range(number + 1) for number in reversed(groups))):
+        left = state[::-1]
+        units.append([radix[i] for i, number in enumerate(left) if number])
+        enough = (all(a <= b for a, b in zip(one, left, strict=True)) for one in counts)
+        fitting.append([(index, offsets[index]) for index, is_enough in enumerate(enough) if is_enough])
+    return units, fitting
 
 
 def _quickest(bench: Bench, counts: Sequence[int], replicas: int, most_orders: int = 2) -> Track | None:

@@ -2,9 +2,11 @@
 
 --trace prints what happens as it happens, --trace FILE writes it there, one line an event.
 
+With --replay BUNDLE the cluster, job and incidents are those of a real job; --seeds K tries K courses of chance in it.
+
 With --failover each seed is one failure, and the supervisor dies at every point of the recovery in turn (or at --dies-at).
 
-Exit status: 0 every seed passed, 3 a crash, 4 a broken promise (safety), 5 no end in time (liveness).
+Exit status: 0 every seed passed, 2 nothing to replay, 3 a crash, 4 a broken promise (safety), 5 no end in time (liveness).
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from .run import Outcome, Verdict, failovers, run, run_failover
+from orchestrator.domain.errors import Refused
+
+from .replay import scenario_of
+from .run import Outcome, Verdict, failovers, play, run, run_failover
 
 EXIT = {Verdict.PASSED: 0, Verdict.CRASH: 3, Verdict.SAFETY: 4, Verdict.LIVENESS: 5}
+UNREADABLE = 2
 TAIL = 40
 
 
@@ -37,17 +43,26 @@ def main() -> int:
     )
     parser.add_argument("--failover", action="store_true", help="one failure, the supervisor dies at every point")
     parser.add_argument("--dies-at", type=int, help="with --failover: at this point only")
+    parser.add_argument("--replay", type=Path, metavar="BUNDLE", help="what `everstep bundle JOB` wrote")
     asked = parser.parse_args()
+    if asked.replay is not None and asked.seed is None and "--seeds" not in sys.argv:
+        asked.seed = 0
     seeds = [asked.seed] if asked.seed is not None else range(asked.first, asked.first + asked.seeds)
-    if asked.jobs > 1 and not asked.failover:
+    if asked.jobs > 1 and not (asked.failover or asked.replay):
         return _in_processes(range(asked.first, asked.first + asked.seeds), asked.steps, asked.jobs)
     worst = 0
+    if asked.replay is not None:
+        try:
+            scenario_of(asked.replay)
+        except Refused as error:
+            print(error.message, file=sys.stderr)
+            return UNREADABLE
     for seed in seeds:
         for outcome in _outcomes(seed, asked):
             if outcome.verdict is not Verdict.PASSED:
                 if asked.trace is None:
                     print("\n".join(outcome.trace[-TAIL:]))
-                again = replay(outcome.seed, asked.steps) if not asked.failover else replay_failover(outcome)
+                again = replay(outcome.seed, asked.steps, asked.replay) if not asked.failover else replay_failover(outcome)
                 print(f"{outcome.verdict}: {outcome.message}\nreplay: {again}", flush=True)
             worst = worst or EXIT[outcome.verdict]
     return worst
@@ -56,7 +71,10 @@ def main() -> int:
 def _outcomes(seed: int, asked: argparse.Namespace) -> Iterator[Outcome]:
     began = time.process_time()
     if not asked.failover:
-        outcome = run(seed, steps=asked.steps, trace=asked.trace == "")
+        if asked.replay:
+            outcome = play(scenario_of(asked.replay, seed), trace=asked.trace == "")
+        else:
+            outcome = run(seed, steps=asked.steps, trace=asked.trace == "")
         if asked.trace:
             Path(asked.trace).write_text("\n".join((*outcome.trace, f"{outcome.verdict} {outcome.message}".strip(), "")))
         print(_line(outcome, time.process_time() - began), flush=True)
@@ -93,8 +111,9 @@ def replay_failover(outcome: Outcome) -> str:
     return f"python -m orchestrator.sim --failover --seed {outcome.seed} --dies-at {outcome.dies_at} --trace"
 
 
-def replay(seed: int, steps: int | None) -> str:
-    return f"python -m orchestrator.sim --seed {seed}{f' --steps {steps}' if steps else ''} --trace"
+def replay(seed: int, steps: int | None, bundle: Path | None = None) -> str:
+    what = f"{f' --steps {steps}' if steps else ''}{f' --replay {bundle}' if bundle else ''}"
+    return f"python -m orchestrator.sim --seed {seed}{what} --trace"
 
 
 def _line(outcome: Outcome, cpu_s: float) -> str:

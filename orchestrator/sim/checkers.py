@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from orchestrator.domain.admission import Admittance
+from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import StepRecord
 from orchestrator.domain.faults import Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
@@ -23,6 +24,8 @@ MAX_OUTBOX = 64
 """Effects that may be outstanding at once in a cluster of this size; more means that some are never done."""
 
 
+MAX_ASKED = 10
+"""Times that a job may ask which plan there is on the same devices for the same generation; more, and nobody remembers."""
 MAX_REBALANCED = 6
 """Times within an hour that a job may share out its work anew."""
 
@@ -39,13 +42,13 @@ class Checker:
         """Memory of this generation and of those before it counts no more."""
         self._quotas: dict[str, int | None] = {}
         self._drained: frozenset[NodeId] = frozenset()
-        """Since before the commit that is looked at."""
         self._admitted: frozenset[NodeId] = frozenset()
         self._started: dict[JobId, Generation] = {}
         self._passed: dict[tuple[JobId, Generation], Step] = {}
         """The newest step each generation has passed, whether or not anybody lived to see it."""
         self.curves: dict[JobId, dict[Step, StepRecord]] = defaultdict(dict)
         self.rolled_back: Counter[JobId] = Counter()
+        self._asked: Counter[tuple[JobId, Generation, tuple[Device, ...]]] = Counter()
         self.votes = 0
 
     # --- in the arena -----------------------------------------------------------------------------------------------------
@@ -73,6 +76,10 @@ class Checker:
             self._admitted, known = fit, self._admitted | fit
         else:
             known = self._admitted
+        drained = self._drained
+        if commit.cordons is not None:
+            self._drained = frozenset(one.node for one in commit.cordons if one.drains)
+            drained &= self._drained  # one that is lifted in this commit may have been before the job was planned
         for job, record in commit.jobs.items():
             old = before.get(job)
             counted = sum(int(str(e.data["steps"])) for e in commit.history if e.job == job and e.type == "rolled_back")
@@ -87,9 +94,10 @@ class Checker:
                 raise Violation(f"{len(record.outbox)} effects of {job} are outstanding")
             if isinstance(record.state, TERMINAL) and record.outbox:
                 raise Violation(f"{job} is over and {len(record.outbox)} effects are outstanding")
+            self._check_asks(old, record)
             self._check_risk(record)
             self._check_balance(record)
-            self._check_drained(old, record)
+            self._check_drained(old, record, drained)
             if self._scenario.checks:
                 self._check_admitted(old, record, known)
         self._records = records = {**before, **commit.jobs}
@@ -99,8 +107,6 @@ class Checker:
         if commit.quarantine is not None:
             self._quarantine = commit.quarantine
         self._check_quarantine(records)
-        if commit.cordons is not None:
-            self._drained = frozenset(one.node for one in commit.cordons if one.drains)
 
     def _check_steps(self, record: JobRecord, committed: Step, steps: list[StepRecord], counted: int) -> None:
         """Each step once, in order, with the reference's answer; back only where it was counted."""
@@ -163,12 +169,24 @@ class Checker:
         if (apart and state.plan.world_size > 1) == bool(record.at_risk):
             raise Violation(f"{record.id} trains on {state.plan.describe()} and says of its risk: {record.at_risk!r}")
 
-    def _check_drained(self, old: JobRecord | None, record: JobRecord) -> None:
-        """Nothing new is planned where a node drains."""
+    def _check_asks(self, old: JobRecord | None, record: JobRecord) -> None:
+        """What a plan would be is asked once, and again where something has changed."""
+        for identity in record.outbox.keys() - (old.outbox.keys() if old else ()):
+            effect = record.outbox[identity]
+            if not isinstance(effect, ChoosePlan):
+                continue
+            what = (record.id, effect.generation, tuple(device for device, _ in effect.devices))
+            self._asked[what] += 1
+            if self._asked[what] > MAX_ASKED:
+                where = ", ".join(map(str, what[2]))
+                raise Violation(f"{record.id} asks for a plan on {where} again, after {MAX_ASKED} times")
+
+    def _check_drained(self, old: JobRecord | None, record: JobRecord, drained: frozenset[NodeId]) -> None:
+        """Nothing new is planned where a node drains; drained: since before the commit that is looked at, and after it."""
         forming = record.state.forming if isinstance(record.state, Starting | Reforming) else None
         if forming is None or (old and old.generation >= forming.generation):
             return
-        if found := self._drained & set(forming.plan.nodes):
+        if found := drained & set(forming.plan.nodes):
             raise Violation(f"{record.id} is planned on {', '.join(sorted(found))}, which drains")
 
     def _check_admitted(self, old: JobRecord | None, record: JobRecord, known: frozenset[NodeId]) -> None:
@@ -232,7 +250,8 @@ class Checker:
                 continue
             first = self._scenario.start_of(job) + 1
             missing = [s for s in range(first, record.spec.train.steps + 1) if Step(s) not in self.curves[job]]
-            if missing or record.committed != record.spec.train.steps:
+            # One that began with a checkpoint beyond its last step has nothing to do.
+            if missing or record.committed != max(record.spec.train.steps, first - 1):
                 raise Violation(f"{job} succeeded without steps {missing}, at {record.committed}")
             counted = sum(incident.rolled_back for incident in record.incidents)
             if counted != self.rolled_back[job] and len(record.incidents) < 100:

@@ -91,6 +91,8 @@ class Pace:
     plan_s: float = 0.05
     leave_s: float = 0.02
     form_s: float = 0.06
+    first_s: float = 0.0
+    """By which the first step of a generation takes longer than others, from when its last rank is ready."""
     fork_s: float = 0.05
     open_s: float = 30.0
     build_s: float = 5.0
@@ -138,6 +140,8 @@ class Fleet:
         self._alarms: dict[str, float] = {}
         self._form: FormGeneration | None = None
         self._ready_at = 0.0
+        self._trains_at = 0.0
+        """When its ranks are ready, and from when on its steps take what they take."""
         self._said = Step(0)
         """The newest step of this generation that the kernel has been told of."""
         self._full = 0
@@ -194,7 +198,7 @@ class Fleet:
         self._held.pop(device, None)
         generation = self._form.generation if self._form else Generation(0)
         report = RankReport(device=device, generation=generation, voted=Step(0), answer=None, held=None, cause=cause)
-        exited = RankExited(device=device, pid=pid, exit_code=-9, report=report)
+        exited = RankExited(device=device, pid=pid, exit_code=-9, report=report, seconds_ago=seen_s)
         self.after(seen_s, lambda: [self._said_by(device.node, exited)])
 
     def _strike(self, cause: str, is_hit: bool) -> None:
@@ -203,7 +207,7 @@ class Fleet:
             return
         self._catch_up()
         if self._form is not None:
-            self.tally.rerun_s += (self.now - self._ready_at) % self._step_s() if self.now > self._ready_at else 0.0
+            self.tally.rerun_s += (self.now - self._trains_at) % self._step_s() if self.now > self._trains_at else 0.0
             self._freeze()
         if self._down_since is None:
             self._down_since, self._cause = self.now, cause
@@ -228,12 +232,12 @@ class Fleet:
     def _reached(self) -> Step:
         """The newest step that has passed by now."""
         assert self._form is not None
-        return Step(self._form.committed + max(0, int((self.now - self._ready_at) / self._step_s() + 1e-9)))
+        return Step(self._form.committed + max(0, int((self.now - self._trains_at) / self._step_s() + 1e-9)))
 
     def _catch_up(self) -> None:
         """Tell the kernel what has passed since it was told last: the newest two steps, and the newest checkpoint."""
         form = self._form
-        if form is None or self.now <= self._ready_at:
+        if form is None or self.now <= self._trains_at:
             return
         if news := self._untold():
             self._step(news)
@@ -244,7 +248,7 @@ class Fleet:
     def _untold(self) -> list[Input]:
         """What has passed unseen: the first step of a generation is told by itself, because it ends a pause."""
         form = self._form
-        if form is None or self.now <= self._ready_at or self._said == form.committed:
+        if form is None or self.now <= self._trains_at or self._said == form.committed:
             return []
         reached = self._reached()
         return self._news(form, range(max(self._said + 1, reached - 1), reached + 1)) if reached > self._said else []
@@ -253,11 +257,11 @@ class Fleet:
         node = form.plan.devices[0].node
         every = int(self._spec.checkpoint.every)
         took = self._step_s()
-        at = tuple(self._ready_at + (s - form.committed) * took for s in steps)
+        at = tuple(self._trains_at + (s - form.committed) * took for s in steps)
         answers = tuple(_answer(Step(s)) for s in steps)
         passed = StepsPassed(generation=form.generation, answers=answers, at=at)
         self._said = Step(steps[-1])
-        newest = steps[-1] // every * every
+        newest = steps[-1] // every * every if every else 0
         known = self.record.checkpoint
         news: list[Input] = [self._said_by(node, passed)]
         if newest > form.committed and (known is None or known.step < newest):
@@ -377,7 +381,7 @@ class Fleet:
 
     def _catch_up_held(self) -> None:
         form = self._form
-        if form is not None and self.now > self._ready_at:
+        if form is not None and self.now > self._trains_at:
             reached = self._reached()
             for device in form.plan.devices:
                 if device in self._pids:
@@ -417,6 +421,7 @@ class Fleet:
         for device in form.plan.devices:
             self._held[device] = Held(generation=form.generation, step=form.committed)
         self._ready_at = self.now + self.pace.form_s + self._transfer_s(form)
+        self._trains_at = self._ready_at + self.pace.first_s
 
     def _transfer_s(self, form: FormGeneration) -> float:
         restore, pace = form.restore, self.pace
@@ -459,7 +464,7 @@ class Fleet:
                 self._down_since, self._cause = None, ""
             return self._news(form, range(form.committed + 1, form.committed + 2))
 
-        self.after(max(0.0, self._ready_at - self.now) + self._step_s(), first)
+        self.after(max(0.0, self._trains_at + self._step_s() - self.now), first)
 
     def _next(self, form: FormGeneration) -> Sequence[Input]:
         """Dense: every step is told."""

@@ -297,7 +297,10 @@ class SimRank:
         return joined((*held, *(self.arrived if self.arrived_at == step else ())))
 
     def kept_beside(self, moved: list[Interval], step: Step) -> tuple[Interval, ...]:
-        """The same, without what reached it after it had reported and is therefore sent again."""
+        """The same, without what is sent again: it came after the report, or in a join that nobody asks about.
+
+        That costs bytes and no more: the same element of the same step has the same bits.
+        """
         held = self.memory.intervals if self.memory is not None and self.memory.step == step else ()
         arrived = self.arrived if self.arrived_at == step else ()
         return joined((*held, *uncovered(arrived, moved)))

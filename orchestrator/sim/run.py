@@ -106,8 +106,17 @@ def _judge(world: World) -> tuple[Verdict, str]:
 
 
 def _ended_well(world: World, record: JobRecord) -> bool:
-    """As it must: a job whose program raises at a step ends before it, with a verdict; every other one succeeds."""
-    step, state = world.scenario.broken.get(record.id), record.state
+    """As it must: a job whose program raises at a step ends before it, with a verdict; every other one succeeds.
+
+    Or misses a deadline that it was given, and then what it has learned is saved, or it is said that it could not be.
+    """
+    step, state, spec = world.scenario.broken.get(record.id), record.state, record.spec
+    if isinstance(state, Failed) and state.verdict == "not_started":
+        return bool(spec.start_by_s) and not record.committed and state.at >= record.created_at + spec.start_by_s
+    if isinstance(state, Failed) and state.verdict == "out_of_time":
+        is_saved = record.checkpoint is not None and record.checkpoint.step == record.committed
+        is_told = any(f" {record.id} " in line and " not_saved: " in line for line in world.lines)  # its disk was full
+        return bool(spec.max_runtime_s) and (is_saved or is_told or not record.committed)
     if step is None or isinstance(state, Cancelled):
         return isinstance(state, Succeeded | Cancelled)
     return isinstance(state, Failed) and state.verdict == "repeated_error" and record.committed == step - 1

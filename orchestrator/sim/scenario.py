@@ -69,6 +69,15 @@ DRAWN = tuple(trouble for trouble in Trouble if trouble not in (Trouble.SLOW, Tr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scripted:
+    """Trouble that comes once the job has committed `step`. devices: whom it hit, where that is known: node/index."""
+
+    step: Step
+    trouble: Trouble
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """nodes: devices of each. between_s: mean time from one trouble to the next, until trouble_until_s.
 
@@ -102,6 +111,8 @@ class Scenario:
     """Jobs are submitted within so many virtual seconds."""
     saves: tuple[float, ...] = ()
     """When a person asks for a checkpoint of job0, in virtual seconds."""
+    script: tuple[Scripted, ...] = ()
+    """Of job0: its trouble, in this order and in place of what is drawn."""
 
     def start_of(self, job: str) -> Step:
         return Step(self.starts.get(job, 0))
@@ -164,6 +175,8 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     nodes = tuple(rng.choice((1, 2, 2, 2, 4)) for _ in range(rng.randint(2, 5)))
     jobs = tuple(_job(rng, number, sum(nodes), steps) for number in range(rng.choice((1, 1, 1, 2))))
     jobs = tuple(replace(job, recovery=replace(job.recovery, spares=more.choice((0, 1, 1, 2)))) for job in jobs)
+    if max(nodes) == 1:  # a tp group never leaves its node
+        jobs = tuple(replace(job, parallel=replace(job.parallel, tp=None)) for job in jobs)
     starts = {"job0": Random(f"start {seed}").randint(1, 20)} if seed % 10 == 4 else {}
     jobs = tuple(begun_elsewhere(job) if job.name in starts else job for job in jobs)
     if seed % 10 == 6:  # what memory lacks is on disk, of the same step
@@ -189,6 +202,12 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
     if seed % 10 == 1:  # speeds are judged over seconds, so such jobs are longer
         troubles = (*troubles, *(Trouble.SLOW,) * len(troubles))
         jobs = tuple(replace(job, train=replace(job.train, steps=steps or 4 * job.train.steps)) for job in jobs)
+    if seed % 10 == 3:  # deadlines that some meet and some do not
+        due = Random(f"deadlines {seed}")
+        jobs = tuple(
+            replace(job, start_by_s=due.choice((0.0, 3.0, 60.0)), max_runtime_s=due.choice((0.0, 4.0, 30.0, 300.0)))
+            for job in jobs
+        )
     checks = seed % 10 in (5, 9)
     if checks and not gentle:
         troubles = (*troubles, *(Trouble.SPOIL_NODE,) * max(1, len(troubles) // 4))

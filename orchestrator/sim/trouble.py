@@ -24,7 +24,7 @@ from .arena import Arena
 from .host import SimHost
 from .memory import Flip
 from .rank import SimRank
-from .scenario import Trouble, profile
+from .scenario import Scripted, Trouble, profile
 from .world import World
 
 INJECTED = (
@@ -44,6 +44,9 @@ INJECTED = (
 IN_UPDATE = 0.3
 """How often a bit flips while an update is made, so that its own rank takes what comes of it for right."""
 
+LOOK_S = 0.05
+"""How often a script looks how far its job is."""
+
 UNPLUGGED_S = (0.5, 1.0, 10.0, 60.0)
 
 
@@ -60,10 +63,49 @@ class Troublemaker:
         self._brought = 0
         self._forged: set[JobId] = set()
         self.may_roll_back = not world.scenario.gentle or bool(world.scenario.broken)
-        self._again()
+        if world.scenario.script:
+            self._follow()
+        else:
+            self._again()
 
     def _again(self) -> None:
         self._world.clock.after(self._rng.expovariate(1 / self._world.scenario.between_s), self._act)
+
+    def _follow(self) -> None:
+        """The next of the script, once the job trains and has come that far; then it is left to end."""
+        world, script = self._world, self._world.scenario.script
+        if world.is_over:
+            return
+        record = next(iter(world.records().values()), None)
+        if self._brought == len(script) or world.clock.now > world.scenario.trouble_until_s:
+            self._heal()
+            return
+        one = script[self._brought]
+        if record is not None and isinstance(record.state, Running) and record.committed >= one.step:
+            self._brought += 1
+            self._bring_to(one)
+        world.clock.after(LOOK_S, self._follow)
+
+    def _bring_to(self, one: Scripted) -> None:
+        """On those that it hit, where they are alive here; on somebody else's place where they are not."""
+        world = self._world
+        ranks = {str(device): rank for host in world.living() for device, rank in host.ranks.items() if rank.alive}
+        hit = [ranks[device] for device in one.devices if device in ranks]
+        node = one.devices[0].rpartition("/")[0] if one.devices else ""
+        match one.trouble:
+            case Trouble.KILL_NODE if node in world.size and node not in world.dead:
+                world.kill_node(NodeId(node))
+            case Trouble.KILL_RANK if hit:
+                world.note(f"* {one.trouble}: {hit[0].host.job} on {hit[0].device}")
+                hit[0].host.kill(hit[0])
+            case Trouble.HANG_RANK if hit:
+                world.note(f"* {one.trouble}: {hit[0].host.job} on {hit[0].device}")
+                self._hang(hit[0])
+            case Trouble.FLIP_BIT if hit:
+                world.note(f"* {one.trouble}: {hit[0].host.job} on {hit[0].device}")
+                self._flip_bit(hit[0])
+            case _:
+                self._bring(one.trouble)
 
     def _act(self) -> None:
         world = self._world

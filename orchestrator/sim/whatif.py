@@ -25,7 +25,7 @@ from .fleet import Fleet, Pace
 
 WARM_UP_S = 120.0
 """Before the first fault: hosts open and the first plan is made; not part of what is measured."""
-MOST_PLANNED = 512
+MOST_PLANNED = 2048
 """Blocks up to which a job is planned smaller while some are away; a larger one waits for them."""
 POLICIES = ("restart", "shrink", "everstep")
 
@@ -52,6 +52,8 @@ class WhatIf:
     shrinks: bool = True
     """Goes on with fewer while blocks are away and no spare is left; or waits."""
     checkpoint_every: int = 60
+    checkpoint_stall_s: float = 0.0
+    """For which a checkpoint keeps training waiting, under every policy."""
     policies: tuple[str, ...] = POLICIES
     device_w: float = 700.0
     pue: float = 1.1
@@ -61,6 +63,12 @@ class WhatIf:
     restart_s: float = 420.0
     """Of other systems: until a failure is noticed, and until all processes are back and have loaded a checkpoint."""
     requorum_s: float = 15.0
+
+    @property
+    def paced_s(self) -> float:
+        """A step with its share of the wait for checkpoints."""
+        every = self.checkpoint_every
+        return self.step_s + (self.checkpoint_stall_s / every if every else 0.0)
 
     @property
     def blocks(self) -> int:
@@ -81,6 +89,8 @@ class Report:
     """lost: seconds of the job's time by cause. goodput: what was committed for good, of what undisturbed training is."""
 
     policy: str
+    seconds: float
+    """Of the time that was looked at."""
     goodput: float
     steps: int
     faults: int
@@ -145,7 +155,7 @@ def fleet_of(scene: WhatIf, *, dense: bool = False) -> Fleet:
     )
     nodes = [Node(id=NodeId(f"n{i:05}"), kind="cpu", num_devices=1) for i in range(blocks + scene.spares)]
     profile = Profile(num_layers=pp, lines=small, divisors=(), activation_bytes=64)
-    pace = Pace(step_s=scene.step_s, bytes_s=50e9 * scene.block, element_bytes=12 * scale)
+    pace = Pace(step_s=scene.paced_s, bytes_s=50e9 * scene.block, element_bytes=12 * scale)
     return Fleet(spec, profile, nodes, pace, dense=dense)
 
 
@@ -166,38 +176,75 @@ def play(scene: WhatIf, fleet: Fleet, trace: Sequence[Arrival], tell: Callable[[
 
 
 def _restart(scene: WhatIf, trace: Sequence[Arrival]) -> Report:
-    total, interval = scene.days * DAY_S, scene.checkpoint_every * scene.step_s
+    """Goes on with the groups that are whole, and is started once more when a machine has come back."""
+    total, interval, groups = scene.days * DAY_S, scene.checkpoint_every * scene.paced_s, _groups(scene)
     lost: dict[str, float] = {}
+    starts = []
+    for one, absent_s in away(scene, trace):
+        starts.append((one.at, scene.detect_s + scene.restart_s, one.mode.cause))
+        if absent_s:
+            starts.append((one.at + absent_s, scene.restart_s, one.mode.cause))
+            _add(lost, one.mode.cause, min(absent_s, max(0.0, total - one.at)) / groups)
     pauses, rolled, free_at, saved_at = [], 0.0, 0.0, 0.0
-    for one in trace:
-        if one.at < free_at:
+    for at, pause, cause in sorted(starts):
+        if at < free_at or at >= total:
             continue  # while everything starts anyway
-        trained = one.at - saved_at
-        rolled += trained % interval
-        pause = scene.detect_s + scene.restart_s
-        lost[one.mode.cause] = lost.get(one.mode.cause, 0.0) + pause
+        trained = at - saved_at
+        rolled += trained % interval if interval else trained
+        _add(lost, cause, pause)
         pauses.append(pause)
-        free_at = saved_at = one.at + pause
-    steps = int((total - sum(lost.values()) - rolled) / scene.step_s)
+        free_at = saved_at = at + pause
+    steps = int(max(0.0, total - sum(lost.values()) - rolled) / scene.paced_s)
     return _report(
-        scene, "restart", steps=steps, faults=len(trace), lost=lost, rerun_s=rolled, rolled_back=int(rolled / scene.step_s),
-        pauses=pauses, moved_gb=12 * scene.params * len(pauses) / 1e9, rungs={},
+        scene, "restart", steps=steps, faults=len(trace), lost=lost, rerun_s=rolled,
+        rolled_back=int(rolled / scene.paced_s), pauses=pauses, moved_gb=12 * scene.params * len(pauses) / 1e9, rungs={},
     )  # fmt: skip
 
 
 def _shrink(scene: WhatIf, trace: Sequence[Arrival]) -> Report:
-    total, groups = scene.days * DAY_S, max(1, scene.blocks // scene.pp)
+    """A group is away until its machine has been replaced and has started; the others agree on who is left, and go on."""
+    total, groups = scene.days * DAY_S, _groups(scene)
     lost: dict[str, float] = {}
-    for one in trace:
-        away_s = scene.detect_s + scene.restart_s
-        took = scene.requorum_s + away_s / groups
-        lost[one.mode.cause] = lost.get(one.mode.cause, 0.0) + took
-    rerun = scene.step_s / 2 * len(trace)
-    steps = int(max(0.0, total - sum(lost.values()) - rerun) / scene.step_s)
+    away_until: dict[int, float] = {}
+    """By group."""
+    for one, absent_s in away(scene, trace):
+        group = one.victim // scene.pp
+        until = min(total, one.at + scene.detect_s + scene.restart_s + absent_s)
+        more_s = max(0.0, until - max(one.at, away_until.get(group, 0.0)))
+        away_until[group] = max(until, away_until.get(group, 0.0))
+        _add(lost, one.mode.cause, scene.requorum_s + more_s / groups)
+    rerun = scene.paced_s / 2 * len(trace)
+    steps = int(max(0.0, total - sum(lost.values()) - rerun) / scene.paced_s)
     return _report(
         scene, "shrink", steps=steps, faults=len(trace), lost=lost, rerun_s=rerun, rolled_back=0,
         pauses=[scene.requorum_s] * len(trace), moved_gb=12 * scene.params / groups * len(trace) / 1e9, rungs={},
     )  # fmt: skip
+
+
+def away(scene: WhatIf, trace: Sequence[Arrival]) -> list[tuple[Arrival, float]]:
+    """Each fault, and for how many seconds nobody is there in the place of a machine that it took: 0 where a spare is."""
+    idle_at = [0.0] * scene.spares
+    found = []
+    for one in trace:
+        absent_s = 0.0
+        if one.mode.takes_machine:
+            back_at = one.at + one.mode.repaired_s
+            first = min(range(len(idle_at)), key=idle_at.__getitem__, default=None)
+            if first is not None and idle_at[first] <= back_at:
+                absent_s = max(0.0, idle_at[first] - one.at)
+                idle_at[first] = back_at
+            else:
+                absent_s = one.mode.repaired_s
+        found.append((one, absent_s))
+    return found
+
+
+def _groups(scene: WhatIf) -> int:
+    return max(1, scene.blocks // scene.pp)
+
+
+def _add(lost: dict[str, float], cause: str, seconds: float) -> None:
+    lost[cause] = lost.get(cause, 0.0) + seconds
 
 
 def _report(
@@ -208,12 +255,14 @@ def _report(
     goodput = steps * scene.step_s / total
     mwh = scene.gpus * scene.device_w * scene.pue * total / 3600 / 1e6
     ordered = sorted(pauses) or [0.0]
+    stalled = {"checkpoints": steps * (scene.paced_s - scene.step_s)} if scene.checkpoint_stall_s else {}
     return Report(
         policy=policy,
+        seconds=round(total, 3),
         goodput=round(goodput, 6),
         steps=steps,
         faults=faults,
-        lost={cause: round(seconds, 3) for cause, seconds in sorted(lost.items())},
+        lost={cause: round(seconds, 3) for cause, seconds in sorted({**lost, **stalled}.items())},
         rerun_s=round(rerun_s, 3),
         rolled_back=rolled_back,
         pause_p50_s=round(ordered[len(ordered) // 2], 3),

@@ -246,7 +246,7 @@ class World(Place):
                 continue
             for rank in host.ranks.values():
                 memory = rank.memory
-                if rank.has_changed or (memory and memory.generation <= after):
+                if not rank.alive or rank.has_changed or (memory and memory.generation <= after):
                     continue
                 if memory and (memory.step == step or (memory.step == step - 1 and rank.voted == step)):
                     held.extend(memory.intervals)

@@ -48,7 +48,8 @@ class Admissions:
     @property
     def refused(self) -> frozenset[NodeId]:
         """Jobs are to leave these where they can."""
-        return frozenset(node for node in self.unfit if self._known[node].standing is Admittance.REFUSED)
+        unfit = self.unfit
+        return frozenset(node for node in unfit if self._known[node].standing is Admittance.REFUSED) if unfit else unfit
 
     @property
     def newly_refused(self) -> tuple[Admission, ...]:

@@ -16,6 +16,8 @@ from orchestrator.domain.ids import NodeId
 
 from .deadlines import ASK_AGAIN_S
 
+NONE = frozenset[NodeId]()
+
 
 class Cordons:
     """Mutable, and alive for one kernel step only."""
@@ -36,7 +38,7 @@ class Cordons:
     @property
     def draining(self) -> frozenset[NodeId]:
         """Jobs are to leave these."""
-        return frozenset(node for node, one in self._known.items() if one.drains)
+        return frozenset(node for node, one in self._known.items() if one.drains) if self._known else NONE
 
     def closed_to(self, present: Collection[NodeId]) -> frozenset[NodeId]:
         """Nodes on which a job that is present on some may not be planned."""

@@ -43,26 +43,50 @@ SHOWS_AS = {FaultKind.NAN: Cause.NOT_FINITE, FaultKind.BIT_FLIP: Cause.CORRUPTIO
 def inject(drafts: Sequence[Draft], asked: FaultRequested) -> tuple[Loose, ...]:
     """Pick the victims and have it done; the records say so, or say why not.
 
-    drafts: the job it was asked for, or every job: then each that it touches keeps a record, and any of them may refuse.
+    drafts: the job it was asked for; every job where a machine is to die, with all that any of them has there.
     """
+    if asked.fault is FaultKind.NODE_KILL:
+        return _kill_node(drafts, asked)
     if asked.fault in ON_CONTROL:
         for draft in drafts:
             _begin(draft, _named(draft, asked), (), None, carried_out=f"{asked.fault} asked for")
         return (Sabotage(fault=asked),)
     if asked.job is None:
-        if asked.fault is not FaultKind.NODE_KILL or asked.node is None:
-            return ()  # the API refuses it in words: a rank is always some job's
-        drafts = [draft for draft in drafts if matching(draft, asked)]
-    why = next((why for draft in drafts if (why := objection(draft, asked))), "")
+        return ()  # the API refuses it in words: a rank is always some job's
     for draft in drafts:
-        named = _named(draft, asked)
-        if why:
-            _refuse(draft, named, why)
-        else:
-            _send(draft, named)
-    if asked.fault is not FaultKind.NODE_KILL or why or not (drafts or asked.job is None):
-        return ()  # the last: its job is over
-    return (KillNode(node=asked.node or drafts[0].record.injected[-1].devices[0].node),)
+        _do(draft, asked, objection(draft, asked))
+    return ()
+
+
+def _kill_node(drafts: Sequence[Draft], asked: FaultRequested) -> tuple[Loose, ...]:
+    """Every job with ranks there keeps a record, and any of them may refuse: what it has there dies too."""
+    first = next((draft for draft in drafts if draft.record.id == asked.job), None)
+    if asked.job is not None and first is None:
+        return ()  # its job is over
+    if first is not None and not matching(first, asked):
+        _do(first, asked, objection(first, asked))
+        return ()
+    node = victims(first, asked)[0].node if first is not None else asked.node
+    if node is None:
+        return ()
+    there = replace(asked, node=node, rank=None, device=None, pipeline=None, stage=None, tp=None)
+    hit = [] if first is None else [(first, asked)]
+    hit += [(draft, there) for draft in drafts if draft is not first and matching(draft, there)]
+    refusals = [(draft, why) for draft, what in hit if (why := objection(draft, what))]
+    why = refusals[0][1] if refusals else ""
+    if refusals and len(hit) > 1:
+        why = f"{refusals[0][0].record.id} has ranks on {node}: {why}"
+    for draft, what in hit:
+        _do(draft, what, why)
+    return () if why else (KillNode(node=node),)
+
+
+def _do(draft: Draft, asked: FaultRequested, why_not: str) -> None:
+    named = _named(draft, asked)
+    if why_not:
+        _refuse(draft, named, why_not)
+    else:
+        _send(draft, named)
 
 
 def _send(draft: Draft, asked: FaultRequested) -> None:

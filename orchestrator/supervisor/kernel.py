@@ -48,7 +48,7 @@ from orchestrator.domain.events import (
     StepRecord,
     UncordonRequested,
 )
-from orchestrator.domain.faults import FaultRequested
+from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import Device, EffectId, JobId, NodeId
 from orchestrator.domain.job import (
     PLANNING,
@@ -361,7 +361,8 @@ class _Cycle:
         self.loose += self.admissions.due()
 
     def _inject(self, fault: FaultRequested) -> None:
-        jobs = [fault.job] if fault.job is not None else list(self.jobs)
+        is_one = fault.job is not None and fault.fault is not FaultKind.NODE_KILL
+        jobs = [fault.job] if is_one and fault.job is not None else list(self.jobs)
         drafts = [draft for job in jobs if job in self.jobs and not (draft := self._draft(job)).is_over]
         self.loose.extend(inject(drafts, fault))
 

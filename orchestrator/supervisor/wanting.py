@@ -30,6 +30,7 @@ IN_THE_QUEUE = "it waits in the queue for devices that others hold"
 def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
     if not draft.record.planning or chosen.generation != draft.next_generation():
         return
+    usable = draft.usable  # while it is planned for: what it is offered counts as declined once no plan is awaited
     draft.set(planning=False)
     state, result = draft.state, chosen.result
     whether = draft.record.turn.asks_whether
@@ -56,7 +57,7 @@ def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
             if not {d for d in draft.usable if d.node not in draft.record.avoided} - draft.record.considered:
                 nothing_fits(draft)
         return
-    if not draft.usable >= set(result.devices) or draft.record.avoided & set(result.nodes):
+    if not usable >= set(result.devices) or draft.record.avoided & set(result.nodes):
         draft.set(considered=frozenset())  # the cluster changed meanwhile: ask again
         return
     if isinstance(state, Queued) or (isinstance(state, Reforming) and state.forming is None):
@@ -109,8 +110,10 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node], allotment: Allotmen
         return
     usable = draft.usable
     trusted = frozenset(device for device in usable if device.node not in record.avoided)
+    # What it declined is offered to others: were that forgotten as soon as they have it, it would be offered back at once,
+    # and two jobs would ask for plans with it in turn for ever (simulated seed 421).
     gone = record.considered - usable
-    if gone:
+    if gone and (gone := gone - draft.everything):
         draft.set(considered=record.considered - gone)
     considered = draft.record.considered
     match draft.state:
@@ -137,9 +140,13 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node], allotment: Allotmen
                 options = [trusted]
         case _:
             return
+    grows = isinstance(draft.state, Running)
     for devices in options:
-        if devices - considered or (isinstance(state, Queued) and state.reason == PLANNING):
-            draft.set(considered=considered | devices)
+        # Parts of the cluster that were offered one after another may be worth something together.
+        is_more = grows and len(devices) > len(record.turn.asked)
+        if devices - considered or is_more or (isinstance(state, Queued) and state.reason == PLANNING):
+            # Of one that does not train, what is not here now was not asked about together with these.
+            draft.set(considered=(considered if grows else considered & usable) | devices)
             _ask(draft, nodes, devices)
             return
 

@@ -7,10 +7,6 @@ from orchestrator.sim.run import Verdict, run
 
 CHUNK = 50
 """Seeds of one test: a few seconds of one core, many times that on a busy machine."""
-OPEN = {
-    1708: "two jobs share a node, the store stalls, and a kill asked for of one rolls the other back from its only copies"
-}
-"""Seeds that show a weakness nobody has mended yet."""
 
 
 def chunks(first: int, last: int) -> list[range]:
@@ -18,6 +14,6 @@ def chunks(first: int, last: int) -> list[range]:
 
 
 def check(seeds: range) -> None:
-    failed = [outcome for seed in seeds if seed not in OPEN and (outcome := run(seed)).verdict is not Verdict.PASSED]
+    failed = [outcome for seed in seeds if (outcome := run(seed)).verdict is not Verdict.PASSED]
     told = [f"{one.verdict}: {one.message}\nreplay: {replay(one.seed, None)}" for one in failed]
     assert not failed, "\n".join(("\n".join(failed[0].trace[-40:]), *told))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.domain.events import Contact
+from orchestrator.domain.faults import FaultRequested
 from orchestrator.domain.generation import Settlement
 from orchestrator.domain.ids import Generation
 from orchestrator.domain.job import Reforming
@@ -21,6 +22,7 @@ from orchestrator.sim.store import SimStore
 from orchestrator.supervisor import (
     arbitrating,
     charging,
+    faulting,
     forming,
     hearing,
     keeping,
@@ -177,6 +179,20 @@ def loses_the_time_of_a_phase(patch: Patch) -> None:
     patch.setattr(Draft, "update_incident", forgetful)
 
 
+def forgets_what_it_declined(patch: Patch) -> None:
+    """Then it is offered the same again, by turns with another job."""
+    patch.setattr(Draft, "everything", property(lambda self: frozenset()))
+
+
+def kills_a_node_without_asking_other_jobs(patch: Patch) -> None:
+    found = faulting.matching
+
+    def matching(draft: Draft, asked: FaultRequested) -> Any:
+        return found(draft, asked) if asked.job in (None, draft.record.id) else []
+
+    patch.setattr(faulting, "matching", matching)
+
+
 SAFETY, LIVENESS, CRASH = Verdict.SAFETY, Verdict.LIVENESS, Verdict.CRASH
 ALL = (
     Planted(plant=rolls_back_for_nothing, verdict=SAFETY, seeds=(1, *range(40))),
@@ -197,6 +213,8 @@ ALL = (
     Planted(plant=keeps_quiet_about_risk, verdict=SAFETY, words="says of its risk"),
     Planted(plant=forgets_a_rollback, verdict=SAFETY, words="steps counted", seeds=(20, *range(40))),
     Planted(plant=loses_the_time_of_a_phase, verdict=SAFETY, words="its phases", seeds=(2, *range(40))),
+    Planted(plant=forgets_what_it_declined, verdict=SAFETY, words="asks for a plan on", seeds=(421, 33, *range(40))),
+    Planted(plant=kills_a_node_without_asking_other_jobs, verdict=SAFETY, words="rolled steps back", seeds=(1708,)),
 )
 
 

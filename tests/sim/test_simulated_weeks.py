@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.sim.arrivals import Arrival, Mode
 from orchestrator.sim.fleet import Fleet
-from orchestrator.sim.whatif import WhatIf, fleet_of, play, report, scene_of, trace_of
+from orchestrator.sim.whatif import WhatIf, away, fleet_of, play, report, scene_of, trace_of
 
 SMALL = WhatIf(name="small", gpus=64, block=8, pp=2, params=1e9, step_s=30.0, days=1.0, rate=800.0, spares=1)
 
@@ -57,6 +58,29 @@ def test_memory_and_spares_lose_less_than_starting_again() -> None:
     restart, ours = (report(scene, policy, trace_of(scene)) for policy in ("restart", "everstep"))
     assert restart.faults == ours.faults or ours.faults > 0
     assert ours.goodput > restart.goodput
+
+
+def test_a_machine_without_a_spare_is_missed_until_it_is_back() -> None:
+    scene = replace(SMALL, spares=1, shrinks=False)
+    lost = Mode(cause="machine", times=0, takes_machine=True, repaired_s=3600.0)
+    ended = Mode(cause="software", times=0, takes_machine=False, repaired_s=0.0)
+    trace = [
+        Arrival(at=float(at), victim=0, mode=mode) for at, mode in ((0, lost), (600, ended), (900, lost), (9000, lost))
+    ]
+    # The spare takes the first place, comes back after an hour, and is then late for the third by 45 minutes.
+    assert [absent_s for _, absent_s in away(scene, trace)] == [0.0, 0.0, 2700.0, 0.0]
+    assert [absent_s for _, absent_s in away(replace(scene, spares=0), trace)] == [3600.0, 0.0, 3600.0, 3600.0]
+    for policy in ("restart", "shrink"):
+        without, with_two = (report(replace(scene, spares=number), policy, trace).goodput for number in (0, 2))
+        assert without < with_two
+
+
+@pytest.mark.parametrize("policy", ["restart", "shrink", "everstep"])
+def test_checkpoints_that_keep_training_waiting_cost_every_policy_the_same_share(policy: str) -> None:
+    scene = replace(SMALL, rate=0.0, checkpoint_every=10, checkpoint_stall_s=15.0)
+    found = report(scene, policy, [])
+    assert found.goodput == pytest.approx(30.0 / 31.5, abs=1e-3)
+    assert found.lost["checkpoints"] == pytest.approx(found.seconds * 1.5 / 31.5, rel=0.01)
 
 
 def test_a_scenario_that_makes_no_sense_is_refused_in_words() -> None:

@@ -230,6 +230,24 @@ def test_a_killed_node_is_judged_by_every_job_on_it() -> None:
     assert (last(bench).cause, last(bench).incident) == ("node_lost", 1)
 
 
+def test_a_node_is_killed_only_where_every_job_on_it_can_bear_that() -> None:
+    """Found by simulated seed 1708: a kill asked for of one job took the only copies of another."""
+    bench, other = trained(), JobId("other")
+    node = bench.device(0).node
+    mirror = partners(bench.plan)[bench.device(0)]
+    bench.tell(asked(device=mirror))
+    record = bench.record
+    jobs = {JOB: replace(record, injected=()), other: replace(record, id=other)}
+    bench.kernel = replace(bench.kernel, jobs=jobs)
+    bench.tell(asked(FaultKind.NODE_KILL, node=node))
+    mine, theirs = last(bench), bench.kernel.jobs[other].injected[-1]
+    assert not bench.last.loose and mine.verdict is theirs.verdict is Verdict.REFUSED
+    assert mine.why.startswith(f"other has ranks on {node}: ") and "the only copies" in mine.why
+    bench.tell(asked(FaultKind.NODE_KILL, node=node, beyond_mirrors=True))
+    theirs = bench.kernel.jobs[other].injected[-1]
+    assert bench.last.loose == (KillNode(node=node),) and last(bench).devices == theirs.devices
+
+
 def test_a_node_nobody_uses_is_killed_without_a_record() -> None:
     bench = trained()
     bench.tell(FaultRequested(fault=FaultKind.NODE_KILL, node=NodeId("spare")))
