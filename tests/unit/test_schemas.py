@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from api.schemas import AddNodeRequest, JobFile, load_job_file, read
 from orchestrator.domain import spec
 from orchestrator.domain.errors import Refused
 from orchestrator.domain.faults import FaultKind
+from orchestrator.domain.kinds import KINDS, table
 
 YAML, JSON = "application/yaml", "application/json"
 
@@ -283,7 +285,8 @@ def test_another_content_type_is_said_to_be_unreadable() -> None:
 
 def test_an_unknown_kind_of_node_is_refused_with_the_known_ones() -> None:
     with pytest.raises(Refused, match=r'must be one of V100, .*H100, H200, B200, cpu; did you mean "H100"'):
-        read(AddNodeRequest, {"kind": "h10"})
+        read(AddNodeRequest, {"kind": "h10"}).refuse_unless(table())
+    read(AddNodeRequest, {"kind": "X1"}).refuse_unless(table([replace(KINDS["H100"], name="X1")]))
 
 
 @pytest.mark.parametrize(
