@@ -21,6 +21,7 @@ class TinyJob:
     @classmethod
     def start(cls, client: Client, folder: Path, within_s: float = 120, **sections: object) -> TinyJob:
         """Returns once it has committed some steps."""
+        until_checked(client, within_s)
         text = folder / "tiny-job.txt"
         text.write_text(TEXT * 400)
         body = {
@@ -79,6 +80,14 @@ class TinyJob:
     def assert_every_step_once(self) -> None:
         steps = [step.step for step in self.client.all_metrics(self.id)]
         assert steps == list(range(1, len(steps) + 1)), "a step is missing or was counted twice"
+
+
+def until_checked(client: Client, within_s: float = 120) -> None:
+    """Every node that is up may be used: a job waits for that for some seconds only, and would begin small and grow."""
+    deadline = time.monotonic() + within_s
+    while any(node.status == "UP" and node.admission != "admitted" for node in client.nodes()):
+        assert time.monotonic() < deadline, client.nodes()
+        time.sleep(0.05)
 
 
 def nodes_of(view: JobView) -> set[str]:

@@ -25,8 +25,9 @@ from orchestrator.adapters.local_nodes import parse_nodes
 from orchestrator.adapters.processes import end, marked
 from orchestrator.adapters.ray_environment import CLUSTER_MARK, NODE_MARK
 from tests.jobs import ENDLESS, EXAMPLE, a_job, gaps, largest_gap
+from tests.tiny_job import until_checked
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 NODES = "A100:2,A100:2,H100:2,B200:2"
 SLOWLY = {"learning_rate": 3e-4, "min_learning_rate": 3e-4}
 """Rounding stays rounding, also on a machine that trains hundreds of steps while a node starts."""
@@ -75,6 +76,7 @@ def _body(steps: int, **train: object) -> dict[str, object]:
 
 def _run(client: Client, steps: int, on_step: Callable[[str, StepView], None] = lambda job, step: None) -> JobView:
     """Submit, do what on_step does at each committed step, return the finished job."""
+    until_checked(client)
     job = client.submit(_body(steps, **SLOWLY)).id
     for event in client.events(job):
         if isinstance(event, StepView):

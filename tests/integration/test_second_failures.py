@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.adapters.memory import MemoryStore
 from orchestrator.domain.events import CancelRequested
-from orchestrator.domain.faults import FaultKind, FaultRequested, Verdict
+from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Term
 from orchestrator.domain.job import Cancelled, JobRecord, Running
 from orchestrator.domain.layout import partners
@@ -57,11 +57,18 @@ def test_a_second_rank_killed_in_any_phase_of_a_recovery_changes_nothing(tmp_pat
             async def disturb(step: int) -> None:
                 nonlocal last, asked
                 record = await rig.store.get(JOB)
-                state = record.state
-                if not isinstance(state, Running) or not is_quiet(record, asked) or any(one.is_alive() for one in threads):
+                state, waits = record.state, waiting(record)
+                is_over = is_quiet(record, asked - len(waits)) and not any(one.is_alive() for one in threads)
+                if not isinstance(state, Running) or not is_over:
                     last = step  # one recovery at a time: what is asked for meanwhile is refused
                     return
                 if step < last + APART:
+                    return
+                if waits:
+                    # Its rank learned of it when that recovery had passed its point; by now it has.
+                    last, asked = step, asked + 1
+                    other = bystander(state.plan, waits[0].devices[0])
+                    await rig.store.command(FaultRequested(fault=FaultKind.KILL, job=JOB, device=other))
                     return
                 if not due:
                     await rig.store.command(CancelRequested(job=JOB))
@@ -105,6 +112,11 @@ def is_quiet(record: JobRecord, asked: int) -> bool:
     return (
         isinstance(record.state, Running) and len(judged) == asked and all(i.pause_s is not None for i in record.incidents)
     )
+
+
+def waiting(record: JobRecord) -> list[Injected]:
+    """Faults at a point that nobody has come to since they were asked for."""
+    return [one for one in record.injected if one.verdict is Verdict.OPEN and one.asked.at and one.carried_out_at is None]
 
 
 def bystander(plan: Plan, first: Device) -> Device:
