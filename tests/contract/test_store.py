@@ -569,9 +569,10 @@ def test_stalled_server_writes_nothing_twice(durable: Kind) -> None:
     @running
     async def test(kind: Kind) -> None:
         assert kind.redis is not None and kind.redis.process is not None
+        patient, _ = kind.open()
+        term = await held(patient)
         store, desk = kind.open(timeout_s=0.4)
-        term = await held(store)
-        await store.commit(term, Commit(jobs={A: a_job()}))
+        await until(lambda: store.commit(term, Commit(jobs={A: a_job()})))
         commit = Commit(jobs={A: a_job(committed=Step(1))}, history=(entry(1),), steps=(passed(1, 1),))
         async with stopped(kind.redis, 3.0):
             for _ in range(4):

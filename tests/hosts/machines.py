@@ -30,9 +30,9 @@ class Machines:
     def living(self) -> list[str]:
         return [node.id for node in self.job.client.nodes() if node.status == "UP"]
 
-    def all_train(self, within_s: float = 90) -> None:
-        """The job has every node that is up, and runs."""
-        self.job.trains_where(lambda nodes: nodes >= set(self.living()), within_s)
+    def all_train(self, within_s: float = 150) -> None:
+        """There is a node on every host, what was troubled before is back, the job has all of them, and runs."""
+        self.job.trains_where(lambda nodes: len(living := self.living()) == self.rig.hosts and nodes >= {*living}, within_s)
 
     def cut(self, host: int) -> None:
         self._cut.add(host)

@@ -44,7 +44,7 @@ def test_ray_head_is_lost_and_jobs_train_on_with_the_same_processes(machines: Ma
     job.until(lambda _: all(_processes(machines)[name] not in (0, had[name].pid) for name in (GCS, HEAD, SUPERVISOR)))
     job.trains_on(10)
     assert job.pids() == pids and not job.incidents_since(before)
-    assert len(machines.living()) == 4
+    job.until(lambda _: len(machines.living()) == 4)
 
 
 def _processes(machines: Machines) -> dict[str, int]:

@@ -15,7 +15,7 @@ from tests.tiny_job import TinyJob
 
 from .machines import Machines
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 JOB = {
     "program": "tests.slow_model:PROGRAM",
     "model": {"layers": 2, "width": 128, "heads": 2, "ffn": 256},

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,7 +52,9 @@ def test_training_goes_back_to_a_checkpoint_that_can_be_read_and_is_what_was_sav
                     await rig.store.command(CancelRequested(job=JOB))
                 elif record.older and record.checkpoint and 0 < record.committed - record.checkpoint.step <= EVERY - ROOM:
                     # The next is not due for a while: none comes between the damage and the kill. What is committed says
-                    # so, and not `step`, which is one of those that were told at once.
+                    # so, and not `step`, which is one of those that were told at once. It stands still until it is killed.
+                    (pid,) = record.pids.values()
+                    os.kill(pid, signal.SIGSTOP)
                     damage.pop(0)(spec, record)
                     await rig.store.command(kill)
 

@@ -77,10 +77,10 @@ def test_a_rank_killed_at_each_point_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_rank_killed_while_the_final_state_is_evaluated(tmp_path: Path) -> None:
     """No vote follows that could tell of it: the next generation evaluates what this one has left."""
-    steps = 7
+    steps = 13
     # Steps of half a second: the fault is armed long before the last one.
     paced = a_job(steps, emulated_layer_s=0.05)
-    spec = replace(paced, checkpoint=CheckpointSpec(every=0), evaluation=EvaluationSpec(every=3, micro_batches=5))
+    spec = replace(paced, checkpoint=CheckpointSpec(every=0), evaluation=EvaluationSpec(every=6, micro_batches=5))
 
     async def scenario() -> None:
         async with a_rig(tmp_path) as rig:
@@ -102,7 +102,7 @@ def test_a_rank_killed_while_the_final_state_is_evaluated(tmp_path: Path) -> Non
             assert largest_gap(rig.losses, spec) <= 1e-5
             found = {one.data["evaluated"]: one.data["loss"] for one in rig.history if one.type == "evaluated"}
             wanted = evaluations(spec)
-            assert found.keys() == wanted.keys() == {3, 6, 7}
+            assert found.keys() == wanted.keys() == {6, 12, 13}
             assert all(found[step] == pytest.approx(loss, rel=1e-5) for step, loss in wanted.items())
 
     asyncio.run(scenario())

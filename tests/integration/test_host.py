@@ -69,7 +69,6 @@ def test_a_killed_rank_is_replaced_by_who_stood_by_and_the_loss_curve_is_that_of
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = a_job(tmp_path, steps=60, program=a_program(tmp_path, monkeypatch))
-    spec = replace(spec, train=replace(spec.train, emulated_layer_s=0.002))
     monkeypatch.setattr("worker.host.AHEAD_S", 0.0)
     goes_on = tmp_path / "goes-on"
     (tmp_path / "step_5.py").write_text(f"while not os.path.exists({str(goes_on)!r}): time.sleep(0.002)")
@@ -80,9 +79,9 @@ def test_a_killed_rank_is_replaced_by_who_stood_by_and_the_loss_curve_is_that_of
             first_pids, victim = dict(s.pids), DEVICES[2]
             await s.until(lambda: victim in s.hosts[victim.node].understudies)
             understudy = s.hosts[victim.node].understudies[victim]
-            goes_on.touch()
             await s.send(victim.node, KillRank(device=victim))
             await s.until(lambda: bool(s.all(RankExited)))
+            goes_on.touch()
             reports = await s.close(1)
             await s.prepare(2)
             restore = s.settle(reports)
@@ -111,6 +110,9 @@ def test_two_hundred_generations_in_one_set_of_processes_leave_nothing_behind(tm
         process = psutil.Process(pid)
         return process.num_fds(), process.num_threads(), process.memory_info().rss // 1024
 
+    def is_no_more(now: tuple[int, int, int], then: tuple[int, int, int]) -> bool:
+        return now[0] <= then[0] and now[1] <= then[1]
+
     async def scenario() -> None:
         async with supervised(spec, tmp_path) as s:
             await running(s)
@@ -129,7 +131,8 @@ def test_two_hundred_generations_in_one_set_of_processes_leave_nothing_behind(tm
             assert s.pids == pids
             print(f"\nafter 20 generations {sorted(early.values())}, after 200 {sorted(late.values())}")
             # What a generation needs for a moment, as it begins, it has just begun to give back.
-            await s.until(lambda: all(held(pid)[:2] == early[device][:2] for device, pid in pids.items()), 10.0)
+            # Early ones may have been looked at in such a moment: a leak would be of nine times as many generations.
+            await s.until(lambda: all(is_no_more(held(pid), early[device]) for device, pid in pids.items()))
             for device in pids:
                 assert late[device][2] < early[device][2] + 8 * 1024
 
@@ -178,13 +181,13 @@ def test_a_close_that_overtakes_its_form_is_answered_and_the_form_refused(tmp_pa
 
 def test_a_rank_that_does_not_leave_is_killed_and_its_page_speaks_for_it(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with supervised(a_job(tmp_path, steps=10_000, leave_s=0.3), tmp_path, NODES[:1]) as s:
+        async with supervised(a_job(tmp_path, steps=10_000, leave_s=1.0), tmp_path, NODES[:1]) as s:
             await running(s)
             os.kill(s.pids[DEVICES[0]], signal.SIGSTOP)
             reports = await s.close(1)
             (exited,) = s.all(RankExited)
             assert (exited.device, exited.exit_code, exited.user_error) == (DEVICES[0], -9, False)
-            assert "did not leave generation 1 within 0.3 s" in exited.message
+            assert "did not leave generation 1 within 1 s" in exited.message
             frozen, living = reports[DEVICES[0]], reports[DEVICES[1]]
             assert frozen.held is None and frozen.voted >= 3
             assert abs(frozen.passed - living.passed) <= 1

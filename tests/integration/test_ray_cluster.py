@@ -193,14 +193,14 @@ def test_host_opens_answers_is_found_again_and_closes(nodes: LocalNodes, tmp_pat
         took = []
         for _ in range(100):
             before = time.perf_counter()
-            await cluster.poll(JOB, A, TERM, 1_000, 0, 0.0)
+            await patiently(lambda: cluster.poll(JOB, A, TERM, 1_000, 0, 0.0))
             took.append((time.perf_counter() - before) * 1000)
         print(f"poll: median {statistics.median(took):.2f} ms, p95 {sorted(took)[94]:.2f} ms")
         took = []
         for number in range(30):
             before = time.perf_counter()
             request = PrepareSeats(generation=Generation(0), devices=())
-            await cluster.call(JOB, A, TERM, EffectId(f"call-{number}"), request)
+            await patiently(partial(cluster.call, JOB, A, TERM, EffectId(f"call-{number}"), request))
             took.append((time.perf_counter() - before) * 1000)
         print(f"call: median {statistics.median(took):.2f} ms, p95 {sorted(took)[28]:.2f} ms")
 
@@ -210,14 +210,14 @@ def test_host_opens_answers_is_found_again_and_closes(nodes: LocalNodes, tmp_pat
         print(f"\nfound again: {time.monotonic() - began:.2f} s")
         assert any(isinstance(envelope.event, HostOpened) for envelope in events), "not acknowledged, so told again"
         with pytest.raises(StaleTerm):
-            await cluster.poll(JOB, A, TERM, 0, 0, 0.0)
+            await patiently(lambda: cluster.poll(JOB, A, TERM, 0, 0, 0.0))
         with pytest.raises(StaleTerm):
             request = PrepareSeats(generation=Generation(1), devices=())
-            await cluster.call(JOB, A, TERM, EffectId("late"), request)
+            await patiently(lambda: cluster.call(JOB, A, TERM, EffectId("late"), request))
         before = len(marked({CLUSTER_MARK: nodes.environment.cluster, NODE_MARK: A}))
         await patiently(lambda: cluster.call(JOB, A, Term(TERM + 1), EffectId("close"), CloseHost()))
         with pytest.raises(HostGone):
-            await cluster.poll(JOB, A, Term(TERM + 1), 0, 0, 0.1)
+            await patiently(lambda: cluster.poll(JOB, A, Term(TERM + 1), 0, 0, 0.1))
         await cluster.call(JOB, A, Term(TERM + 1), EffectId("close-2"), CloseHost())  # no host: no error
         await holds(lambda: len(marked({CLUSTER_MARK: nodes.environment.cluster, NODE_MARK: A})) < before)
 
@@ -238,7 +238,8 @@ def test_killed_host_process_is_gone_at_once_and_another_can_be_opened(nodes: Lo
             await waiting
         print(f"\nhost process killed -> HostGone: {(time.perf_counter() - began) * 1000:.1f} ms")
         with pytest.raises(HostGone):
-            await cluster.call(job, H, TERM, EffectId("x"), PrepareSeats(generation=Generation(1), devices=()))
+            request = PrepareSeats(generation=Generation(1), devices=())
+            await patiently(lambda: cluster.call(job, H, TERM, EffectId("x"), request))
         await asyncio.sleep(0.5)
         await open_host(cluster, H, tmp_path, job)
         await until(cluster, H, HostOpened, job)

@@ -26,7 +26,7 @@ from orchestrator.adapters.processes import ProcessId, marked, wait_for_end
 from orchestrator.adapters.ray_environment import CLUSTER_MARK
 from tests.tiny_job import TinyJob
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 ROUNDS = 2
 RETRY_S = 60.0
 MAX_BODY = 100_000
@@ -147,7 +147,7 @@ def test_one_supervisor_and_one_api_of_two_are_killed_at_random_and_clients_see_
             victims = [chance.choice([one for one in service.both(kind) if one]) for kind in (API, SUPERVISOR)]
             for victim in victims:
                 victim.send(signal.SIGKILL)
-            assert wait_for_end(victims, 10)
+            assert wait_for_end(victims, 30)
             service.start_seconds()
             submitted.append(chance.choice(callers).client.submit(TOO_LARGE).id)  # also to one that is still starting
             job.trains_on(10)
