@@ -28,6 +28,8 @@ def a_job(steps: int = 24, **train: object) -> JobSpec:
         data=replace(spec.data, max_bytes=200_000),
         train=replace(spec.train, **changes),  # type: ignore[arg-type]
         checkpoint=replace(spec.checkpoint, every=10),
+        # No survivor is killed for being slow to leave: that would be one failure more than a test is about.
+        recovery=replace(spec.recovery, leave_s=5.0),
     )
 
 

@@ -23,7 +23,8 @@ def test_demo_survives_a_killed_node_and_ends_with_the_undisturbed_curve() -> No
     said = json.loads(done.stdout.strip().splitlines()[-1])
     assert done.returncode == 0, said
     assert said["state"] == "SUCCEEDED" and said["steps"] >= 150
-    assert said["recoveries"][0]["cause"] == "node_lost"
+    # On a machine that takes long to check its nodes a job may begin small, and grow first.
+    assert next(one["cause"] for one in said["recoveries"] if one["cause"] != "grow") == "node_lost"
     assert said["max_loss_gap"] <= 1e-4
     # Well below what knowing the bytes' frequencies alone would give on this text (3.14).
     assert said["loss_last"] < 2.6 < said["loss_first"]

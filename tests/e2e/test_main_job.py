@@ -71,6 +71,7 @@ def _body(steps: int, **train: object) -> dict[str, object]:
         },
         "parallel": {"tp": 2, "pp": 2},
         "checkpoint": {"every": spec.checkpoint.every},
+        "recovery": {"leave_s": spec.recovery.leave_s},
     }  # fmt: skip
 
 

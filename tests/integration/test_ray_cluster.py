@@ -277,7 +277,7 @@ def test_host_that_is_not_placed_in_time_is_given_up_and_asked_for_anew(nodes: L
         with pytest.raises(HostUnreachable):
             await hasty.call(job, H, TERM, EffectId("hasty"), an_opening(H, tmp_path, job))
         with pytest.raises(HostGone):
-            await hasty.poll(job, H, TERM, 0, 0, 0.0)
+            await patiently(lambda: hasty.poll(job, H, TERM, 0, 0, 0.0))
         ray.kill(occupant)
         await open_host(cluster, H, tmp_path, job)
         await patiently(lambda: cluster.call(job, H, TERM, EffectId("close"), CloseHost()))

@@ -248,7 +248,7 @@ def test_training_does_not_wait_for_a_disk_that_does_not_keep_up(tmp_path: Path)
             await s.stepped(first.step + 30)
 
             def is_seen() -> bool:
-                """What waits now; what was told before may be of only one of them. The one in hand may lack the disk alone."""
+                """What waits now; what was told before may be of only one of them. One may be written, and not durable."""
                 waiting = s.all(CopiesSeen)[-1].copies if s.all(CopiesSeen) else ()
                 return {(one.device, one.what) for one in waiting} == {(device, "saving") for device in MINE} and any(
                     one.done_bytes < one.total_bytes for one in waiting
