@@ -80,7 +80,7 @@ class Ranks:
             self.ends[device].send((form, last, doomed.get(device)))
         said = {}
         for device in sorted(self.living & {*form.plan.devices, *form.donors}):
-            assert self.ends[device].poll(60), f"{device} did not answer"
+            assert self.ends[device].poll(100), f"{device} did not answer"
             try:
                 said[device] = self.ends[device].recv()
             except EOFError:
@@ -129,6 +129,7 @@ def _rank(me: Device, listener: socket.socket, end: Connection, tokens: torch.Te
             "moves": form.restore.moves if isinstance(form.restore, FromMemory) else (),
             "progress": Unwatched(),
             "donors": form.donors,
+            "form_timeout_s": 60.0,
         }
         answers: list[Answer] = []
         cause = ""

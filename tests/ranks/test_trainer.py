@@ -154,7 +154,7 @@ class Ranks:
             self._ends[device].send((form, last, (leave or {}).get(device), device == anew))
         said = {}
         for device in plan.devices:
-            assert self._ends[device].poll(60), f"{device} did not answer"
+            assert self._ends[device].poll(100), f"{device} did not answer"
             said[device] = self._ends[device].recv()
         return said
 
@@ -204,6 +204,7 @@ def _rank(
             moves=form.restore.moves if isinstance(form.restore, FromMemory) else (),
             backend=spec.recovery.backend,
             progress=watch,
+            form_timeout_s=60.0,
         )
         answers: list[Answer] = []
         phases: Mapping[str, float] = {}
