@@ -85,8 +85,8 @@ class TinyJob:
 def until_checked(client: Client, within_s: float = 120) -> None:
     """Every node that is up may be used: a job waits for that for some seconds only, and would begin small and grow."""
     deadline = time.monotonic() + within_s
-    while any(node.status == "UP" and node.admission != "admitted" for node in client.nodes()):
-        assert time.monotonic() < deadline, client.nodes()
+    while not (nodes := client.nodes()) or any(node.status == "UP" and node.admission != "admitted" for node in nodes):
+        assert time.monotonic() < deadline, nodes
         time.sleep(0.05)
 
 
