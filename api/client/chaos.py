@@ -31,6 +31,8 @@ MAX_DRAWS = 3
 CURVE_TOLERANCE = 1e-5
 AFTER_LEAVING = frozenset({*IN_THE_NEXT_PROCESS, "before_report"})
 """Points that only a recovery reaches: drawn faults there could wait for ever."""
+NOT_DRAWN = AFTER_LEAVING | AROUND_A_SNAPSHOT | {"in_evaluation"}
+"""Those, and points that a job may have no step for: nobody need save or evaluate anything."""
 
 
 class ReportView(View):
@@ -208,7 +210,7 @@ def draw(random: Random, schedule: Schedule, job: str) -> FaultRequest:
     """One random fault. The same numbers are drawn for every kind, so that weights alone change a sequence."""
     kinds = sorted(schedule.kinds)
     kind = random.choices(kinds, [schedule.kinds[name] for name in kinds])[0]
-    point = random.choice([name for name in POINTS if name not in AFTER_LEAVING | AROUND_A_SNAPSHOT])
+    point = random.choice([name for name in POINTS if name not in NOT_DRAWN])
     waits, seed = random.random() < schedule.at_points, random.randrange(1 << 32)
     seconds, jump_s = round(random.uniform(0.1, schedule.longest_s), 2), random.choice((-90.0, -3.0, 3.0, 90.0))
     body: dict[str, Any] = {"kind": kind, "job": job, "seed": seed}

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from api.chaos import DEFAULT_KINDS, Schedule
-from api.client.chaos import AFTER_LEAVING, Chaos, draw, ledger, make_report, replay_of
+from api.client.chaos import NOT_DRAWN, Chaos, draw, ledger, make_report, replay_of
 from api.schemas import read
 from api.views import FaultView, JobView, NodeView, QuarantineView, StepView
 from orchestrator.domain.errors import Refused
+from orchestrator.domain.faults import POINTS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -46,7 +47,7 @@ def test_one_seed_draws_one_sequence() -> None:
     first, second = ([draw(random, schedule, "job-1") for _ in range(300)] for random in (Random(11), Random(11)))
     assert first == second
     assert set(Counter(fault.kind for fault in first)) == set(DEFAULT_KINDS)
-    assert {fault.at for fault in first if fault.at} & AFTER_LEAVING == set()
+    assert {fault.at for fault in first if fault.at} == {*POINTS} - NOT_DRAWN
     for fault in first:
         fault.checked()
 
