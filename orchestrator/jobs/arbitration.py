@@ -218,7 +218,8 @@ class _Round:
         return mine | {d: 0 for d in self.free if d.node not in claim.shuns} | self._leaving(claim)
 
     def _may_have(self, claim: Claim, need: Need, mine: dict[Device, int]) -> bool:
-        """Whether its project's quota allows that. What it held and the cluster has no more may be replaced."""
+        """Whether its project's quota allows that. What it held and the cluster has no more may be replaced, and so may
+        what it holds and cannot use: it leaves that as soon as it goes on."""
         room = self._room(claim)
         return room is None or need.num_devices - len(mine) <= room + len(claim.holds - self.devices.keys() - mine.keys())
 
@@ -257,7 +258,9 @@ class _Round:
         """From running jobs of lower priority: what they can spare, and where that is too little, all that one has; first
         from those that make nothing of it."""
         lower = [one for one in self.givers if one.priority < claim.priority and one.job not in self.put_aside]
-        stuck = [one for one in self.stuck if self._stands_back(one, claim)]
+        # No plan was found for more than there is: one that takes all of it would be broken as before.
+        is_hopeless = claim.is_stuck and need.least < claim.floor
+        stuck = [one for one in self.stuck if self._stands_back(one, claim)] if not is_hopeless else []
         pool = dict(pool)
         spared = {other.job: self._spared(other) for other in lower}
         for number, other in enumerate(lower):
@@ -289,10 +292,14 @@ class _Round:
 
     def _stands_back(self, stuck: Claim, claim: Claim) -> bool:
         """Two that are broken wait for what the other holds, for ever: the later one gives it up, or the one that even the
-        whole cluster is too small for."""
+        whole cluster is too small for. Who lacks nothing any more is about to go on."""
         if stuck.job in self.minimum or stuck.job in self.put_aside or stuck.job == claim.job:
             return False
-        is_hopeless = self._need(stuck, self._mine(stuck)) is None
+        mine = self._mine(stuck)
+        need = self._need(stuck, mine)
+        is_hopeless = need is None or need.least < stuck.floor
+        if need is not None and not is_hopeless and pick(mine, need, self.kinds):
+            return False
         return stuck.priority < claim.priority or (claim.is_stuck and (is_hopeless or claim.place < stuck.place))
 
     def _spared(self, other: Claim) -> dict[Device, int]:
