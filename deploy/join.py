@@ -23,6 +23,7 @@ from orchestrator.adapters.local_nodes import LocalNodes, NodeSpec
 from orchestrator.adapters.mailbox import CHECK, CHECKED, END, HERE, LEAVING, AnsweredCheck, Mailbox
 from orchestrator.adapters.processes import write_private
 from orchestrator.domain import codec
+from orchestrator.domain.codec import Undecodable
 from orchestrator.domain.errors import EverstepError, Refused, Unavailable
 from orchestrator.domain.ids import NodeId
 
@@ -139,6 +140,8 @@ class Member:
             self._check_where_asked()
         except Unavailable as error:
             _say(f"{error}; waiting for it")
+        except (EverstepError, Undecodable, OSError) as error:  # of a check: jobs train here, however that went
+            _say(f"{self._node} could not be checked: {error}")
         if self._nodes.is_alive(self._node) is False:
             self._again()
         else:
@@ -149,6 +152,8 @@ class Member:
         _say(f"{self._node} has ended by itself; it is brought again in {self._again_s:g} s")
         time.sleep(self._again_s)
         self._again_s = min(MAX_AGAIN_S, 2 * self._again_s)
+        if self._must_go:
+            return  # its guard has ended what there was, and would not see another
         try:
             self._nodes.kill_now(self._node)
             self._nodes.join(self._address, self._spec)
