@@ -1,0 +1,46 @@
+"""One machine's membership: whose its state directory is, and what becomes of the token that it was given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy import join
+from orchestrator.adapters.local_nodes import LocalNodes
+from orchestrator.domain.errors import Refused
+
+
+def test_a_second_one_on_a_state_directory_ends_nothing_of_the_first(tmp_path: Path) -> None:
+    with join._alone(tmp_path, 0):
+        refused = pytest.raises(Refused, match="another everstep join has its node in")
+        with refused, join._alone(tmp_path, 0):
+            pass
+    with join._alone(tmp_path, 0):
+        pass
+
+
+def test_the_directory_is_taken_until_the_guard_of_a_killed_one_is_done(tmp_path: Path) -> None:
+    with join._alone(tmp_path, 0) as held:
+        guard = subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=[held]
+        )
+    with pytest.raises(Refused), join._alone(tmp_path, 0):
+        pass
+    guard.communicate()
+    with join._alone(tmp_path, 0):
+        pass
+
+
+def test_nothing_that_is_started_finds_the_token_of_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {join.TOKEN_VARIABLE: "canary\n"})
+    nodes = LocalNodes(tmp_path)
+    try:
+        join._take_token(nodes, None)
+        assert nodes.environment.token_file.read_text() == "canary"
+        assert "canary" not in "".join(os.environ.values())
+    finally:
+        nodes.environment.temp_dir.rmdir()
