@@ -110,7 +110,9 @@ def test_words_of_a_vocabulary_and_names_of_secrets_are_no_secrets() -> None:
     assert spec.secrets == {"HF_TOKEN": "hf-token"}
 
 
-@pytest.mark.parametrize("variable", ["PATH", "LD_PRELOAD", "PYTHONPATH", "EVERSTEP_TOKEN", "RAY_AUTH_MODE", "1A", "A-B"])
+@pytest.mark.parametrize(
+    "variable", ["PATH", "TMPDIR", "LD_PRELOAD", "PYTHONPATH", "EVERSTEP_TOKEN", "RAY_AUTH_MODE", "1A", "A-B"]
+)
 def test_a_secret_takes_no_variable_that_is_somebody_elses(variable: str) -> None:
     with pytest.raises(Refused, match="an environment variable that is nobody else's"):
         read(secrets={variable: "x"})
