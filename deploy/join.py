@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.adapters import ray_environment
-from orchestrator.adapters.local_nodes import LocalNodes, NodeSpec
+from orchestrator.adapters.local_nodes import LABEL, LocalNodes, NodeSpec
 from orchestrator.adapters.mailbox import CHECK, CHECKED, END, HERE, LEAVING, AnsweredCheck, Mailbox
 from orchestrator.adapters.processes import write_private
 from orchestrator.domain import codec
@@ -30,6 +30,7 @@ from orchestrator.domain.errors import EverstepError, Refused, Unavailable
 from orchestrator.domain.ids import NodeId
 
 TOKEN_VARIABLE = "EVERSTEP_JOIN_TOKEN"
+USAGE = 2
 LOOK_S = 0.5
 AGAIN_S, MAX_AGAIN_S = 1.0, 30.0
 """Before a node that ended by itself is brought again, doubled each time."""
@@ -48,6 +49,9 @@ def main() -> int:
         sys.stdin.read()  # until whoever holds the other end has ended
         LocalNodes(state_dir).stop()
         return 0
+    if LABEL.fullmatch(asked.name) is None:
+        print(f"--name {asked.name!r} must be 1..63 letters, digits, dots, dashes or underscores", file=sys.stderr)
+        return USAGE
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     node = NodeId(asked.name)
     labels = {name: value for name, value in (("rack", asked.rack), ("switch", asked.switch)) if value}

@@ -11,7 +11,9 @@ import pytest
 
 from deploy import join
 from orchestrator.adapters.local_nodes import LocalNodes
+from orchestrator.adapters.ray_cluster import actor_name
 from orchestrator.domain.errors import Refused
+from orchestrator.domain.ids import JobId, NodeId
 
 
 def test_a_second_one_on_a_state_directory_ends_nothing_of_the_first(tmp_path: Path) -> None:
@@ -44,3 +46,14 @@ def test_nothing_that_is_started_finds_the_token_of_the_cluster(tmp_path: Path, 
         assert "canary" not in "".join(os.environ.values())
     finally:
         nodes.environment.temp_dir.rmdir()
+
+
+@pytest.mark.parametrize("name", ["../b", "a/b", "", "-a", "a\n"])
+def test_a_name_is_one_that_names_logs_and_labels(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["join", "h:1", f"--name={name}", "--state-dir", str(tmp_path / "state")])
+    assert join.main() == 2 and not (tmp_path / "state").exists()
+
+
+def test_hosts_of_two_jobs_are_never_called_the_same() -> None:
+    mine = actor_name(JobId("job-x-rack2"), NodeId("h100-1"))
+    assert mine != actor_name(JobId("job-x"), NodeId("rack2-h100-1"))
