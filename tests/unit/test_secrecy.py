@@ -141,3 +141,7 @@ def test_values_are_kept_in_files_of_their_owner_and_belong_to_a_project(
     assert everstep_secret("ls") == 0 and capsys.readouterr().out == "mine  hf\n"
     assert everstep_secret("rm", "hf", "--project", "mine") == 0 and everstep_secret("rm", "hf") == 102
     assert not list(folder.names()) and CANARY not in str(list(file.parent.iterdir()))
+
+
+def test_no_value_hides_nothing() -> None:
+    assert Veil([""]).over_text("two words") == "two words" and not Veil([""])
