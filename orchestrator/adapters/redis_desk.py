@@ -97,8 +97,10 @@ class RedisDesk:
     # --- out --------------------------------------------------------------------------------------------------------------
 
     async def get(self, job: JobId) -> JobRecord:
-        with unavailable(self._clients.address):
-            data = await self._clients.reads.get(keys.job(job))
+        data = None
+        if ":" not in job:  # else it may be what is kept beside a job, and no record
+            with unavailable(self._clients.address):
+                data = await self._clients.reads.get(keys.job(job))
         if data is None:
             raise NotFound(f"there is no job {job}; list the jobs to see what there is")
         return self._decode(job, data)

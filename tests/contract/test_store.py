@@ -364,6 +364,9 @@ async def test_idempotency_key_answers_with_the_first_job(kind: Kind) -> None:
     assert await desk.submit(C, SPEC, 13.0, "another key", "body") == (C, True)
     assert [job.id for job in (await desk.list(10, None)).jobs] == [C, A]
     assert len(await store.commands("0", 0)) == 2
+    for beside in (":ids", ":history"):
+        with pytest.raises(NotFound):
+            await desk.get(JobId(f"{A}{beside}"))
 
 
 @running
