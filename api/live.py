@@ -58,9 +58,10 @@ def places(text: str) -> dict[JobId, str]:
     found: dict[JobId, str] = {}
     for part in filter(None, text.split(",")):
         job, _, after = part.partition(":")
-        if not job or not (after or BEGINNING).isdecimal() or len(after) > 15:
+        after = after or BEGINNING
+        if not job or not (after.isascii() and after.isdecimal()) or len(after) > 15:
             raise Refused(f"{part[:200]!r} names no place in a job; use JOB or JOB:ID, where ID was sent before")
-        found[JobId(job)] = after or BEGINNING
+        found[JobId(job)] = after
     return found
 
 

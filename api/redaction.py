@@ -54,9 +54,11 @@ def revealed(value: Any, place: str = "") -> str:
 
     Words of a vocabulary (`pad_token: "<pad>"`) have names like a secret's, and are none.
     """
-    name = place.rpartition(".")[2]
+    name = re.sub(r"(?:\[\d+\])+$", "", place.rpartition(".")[2])
     match value:
         case Mapping():
+            if any(redacted_text(str(key)) != str(key) for key in value):
+                return place or "the whole"  # its keys are not to be said
             return next((at for key, item in value.items() if (at := revealed(item, f"{place}.{key}".lstrip(".")))), "")
         case list() | tuple():
             return next((at for index, item in enumerate(value) if (at := revealed(item, f"{place}[{index}]"))), "")

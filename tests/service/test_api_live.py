@@ -90,6 +90,7 @@ def test_wrong_places_too_many_jobs_and_unknown_ones_are_refused(served: Served,
     running(served)
     for watch, status, words in (
         ([f"{JOB}:what"], 422, "names no place in a job"),
+        ([f"{JOB}:٣"], 422, "names no place in a job"),
         ([f"job-{number}" for number in range(17)], 422, "at most 16"),
         (["job-x"], 404, "there is no job job-x"),
     ):

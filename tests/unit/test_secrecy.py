@@ -84,6 +84,9 @@ def test_a_value_with_lines_is_covered_line_by_line_and_in_what_a_host_tells() -
     [
         ("model.api_key", {"model": {"api_key": CANARY}}),
         ("model.hub.accessToken", {"model": {"hub": {"accessToken": CANARY}}}),
+        ("model.api_key[1]", {"model": {"api_key": ["x", CANARY]}}),
+        ("model.auth_token[1][0]", {"model": {"auth_token": ["x", [CANARY]]}}),
+        ("model.hub", {"model": {"hub": {f"Bearer {CANARY}": 1}}}),
         ("model.list[1]", {"model": {"list": ["x", f"Bearer {CANARY}"]}}),
         ("labels.password", {"labels": {"password": CANARY}}),
         ("data.files[0]", {"data": {"files": [f"s3://me:{CANARY}@bucket/text"]}}),
