@@ -89,10 +89,14 @@ def _read(directory: Path, device: Device, tail: int | None, offset: int | None,
 def opened(directory: Path, device: Device) -> BinaryIO:
     """Raises Problem."""
     try:
-        return plain_file(directory / f"{device.node}-{device.index}.log")
+        return plain_file(log_path(directory, device))
     except OSError as error:
         have = ", ".join(devices_with_logs(directory)) or "none yet"
         raise not_found(f"no log of {device}; devices with logs: {have}") from error
+
+
+def log_path(directory: Path, device: Device) -> Path:
+    return directory / f"{device.node}-{device.index}.log"
 
 
 def plain_file(path: Path) -> BinaryIO:

@@ -20,8 +20,7 @@ from orchestrator.domain.errors import Refused
 from orchestrator.domain.ids import Device
 from orchestrator.domain.secrecy import Veil
 
-from .logfiles import opened, parse_device, piece, plain_file
-from .problems import Problem
+from .logfiles import log_path, parse_device, piece, plain_file
 
 MAX_LINES = 10_000
 LEAST_BYTES = 1 << 16
@@ -99,7 +98,7 @@ def _read(directory: Path, devices: Sequence[Device], asked: Asked, max_bytes: i
     for device in devices:
         try:
             logs[device] = _read_one(directory, device, asked, share, veil)
-        except Problem:
+        except OSError:
             continue  # it has none yet, or was never to have one
     lines = sorted(
         (line for log in logs.values() for line in log.lines), key=lambda line: (line.at, line.device, line.offset)
@@ -122,8 +121,8 @@ def _read(directory: Path, devices: Sequence[Device], asked: Asked, max_bytes: i
 
 
 def _read_one(directory: Path, device: Device, asked: Asked, share: int, veil: Veil) -> _Log:
-    """Raises Problem where there is none."""
-    with opened(directory, device) as file:
+    """Raises OSError where there is none."""
+    with plain_file(log_path(directory, device)) as file:
         found = os.fstat(file.fileno())
         sizes, times = _times(directory, device, found)
         start = asked.after.get(device)
@@ -158,7 +157,7 @@ def _by_newlines(data: bytes) -> list[bytes]:
 def _times(directory: Path, device: Device, log: os.stat_result) -> tuple[list[int], list[float]]:
     """Sizes the log was seen at, and when; what stands beyond them was written at its last change."""
     try:
-        with plain_file(directory / f"{device.node}-{device.index}.times") as file:
+        with plain_file(log_path(directory, device).with_suffix(".times")) as file:
             known = file.read(_MOST_NOTES * _NOTE.size)
     except OSError:
         known = b""
