@@ -78,7 +78,7 @@ def test_a_program_that_uses_cuda_before_the_fork_is_told_so(tmp_path: Path, mon
     async def scenario() -> None:
         heard: list[dict[str, object]] = []
         ended = asyncio.Event()
-        zygote = Zygote(order, lambda message, fd: heard.append(message), lambda code: ended.set())
+        zygote = Zygote(order, {}, lambda message, fd: heard.append(message), lambda code: ended.set())
         zygote.start()
         try:
             async with asyncio.timeout(90):

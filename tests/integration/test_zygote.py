@@ -90,7 +90,7 @@ def test_forks_hold_only_their_own_and_their_ends_are_told(tmp_path: Path) -> No
             if fd >= 0:
                 os.close(fd)
 
-        zygote = Zygote(an_order(tmp_path), hear, ended.append)
+        zygote = Zygote(an_order(tmp_path), {}, hear, ended.append)
         zygote.start()
         try:
             await until(lambda: bool(heard))
