@@ -60,6 +60,8 @@ def main() -> int:
     try:
         with _alone(state_dir, ENDING_S) as held:
             nodes = LocalNodes(state_dir)
+            if nodes.registry().head:
+                raise Refused(f"{state_dir} is a cluster's own; give this machine's node another --state-dir")
             nodes.stop()  # what an earlier one left behind
             _take_token(nodes, asked.token_file)
             return Member(nodes, asked.address, spec, node, state_dir, asked.leave_s).run(held)

@@ -11,6 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from api.live import MAX_PAGES, PAGE, SHOWN_JOBS
+from orchestrator.adapters.redis_desk import MAX_DECODED
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.ids import Generation, NodeId
 from orchestrator.domain.job import Running, Succeeded
@@ -105,6 +107,10 @@ def test_a_reader_that_leaves_frees_everything_it_had_read(served: Served, http:
         eventually(lambda: served.desk.readers == 1)
     eventually(lambda: served.desk.readers == 0)
     assert "everstep_event_stream_clients 0.0" in http.get("/metrics").text
+
+
+def test_a_look_at_the_newest_jobs_decodes_none_of_them_twice() -> None:
+    assert SHOWN_JOBS + PAGE * (MAX_PAGES - 1) < MAX_DECODED
 
 
 def other(served: Served, job: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deploy import join
 from orchestrator.adapters.local_nodes import LocalNodes
+from orchestrator.adapters.processes import ProcessId
 from orchestrator.adapters.ray_cluster import actor_name
 from orchestrator.domain.errors import Refused
 from orchestrator.domain.ids import JobId, NodeId
@@ -57,3 +59,13 @@ def test_a_name_is_one_that_names_logs_and_labels(tmp_path: Path, name: str, mon
 def test_hosts_of_two_jobs_are_never_called_the_same() -> None:
     mine = actor_name(JobId("job-x-rack2"), NodeId("h100-1"))
     assert mine != actor_name(JobId("job-x"), NodeId("rack2-h100-1"))
+
+
+def test_the_state_directory_of_a_cluster_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = LocalNodes(tmp_path)
+    nodes._change(lambda registry: replace(registry, head={"gcs": ProcessId(1, 1)}))
+    monkeypatch.setattr(sys, "argv", ["join", "127.0.0.1:1", "--name", "n", "--state-dir", str(tmp_path)])
+    assert join.main() == 1 and "is a cluster's own" in capsys.readouterr().err
+    assert nodes.registry().head and not nodes.environment.token_file.exists()
