@@ -109,6 +109,7 @@ def test_what_is_wrong_with_a_file_is_said_without_the_secrets_in_it(changes: di
 
 
 def test_words_of_a_vocabulary_and_names_of_secrets_are_no_secrets() -> None:
+    read(labels={"note": "Basic training, bearer of transformers."}, model={"basic transformer": 1, "api_key": "short"})
     spec = read(model={"pad_token": "<|padding|>", "tokenizer": "byte-level", "seed": 7}, secrets={"HF_TOKEN": "hf-token"})
     assert spec.secrets == {"HF_TOKEN": "hf-token"}
 
