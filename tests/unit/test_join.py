@@ -7,14 +7,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from deploy import join
-from orchestrator.adapters.local_nodes import LocalNodes
+from orchestrator.adapters.local_nodes import LocalNodes, NodeSpec
 from orchestrator.adapters.processes import ProcessId
 from orchestrator.adapters.ray_cluster import actor_name
-from orchestrator.domain.errors import Refused
+from orchestrator.domain.errors import NotFound, Refused, Unavailable
 from orchestrator.domain.ids import JobId, NodeId
 
 
@@ -69,3 +70,15 @@ def test_the_state_directory_of_a_cluster_is_left_alone(
     monkeypatch.setattr(sys, "argv", ["join", "127.0.0.1:1", "--name", "n", "--state-dir", str(tmp_path)])
     assert join.main() == 1 and "is a cluster's own" in capsys.readouterr().err
     assert nodes.registry().head and not nodes.environment.token_file.exists()
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("away"), NotFound("no node"), OSError("no more processes"), ValueError("odd")]
+)
+def test_a_check_that_cannot_be_made_takes_no_node_away(error: Exception) -> None:
+    nodes, mailbox = mock.Mock(spec=LocalNodes), mock.Mock(spec=join.Mailbox)
+    member = join.Member(nodes, "h:1", NodeSpec("cpu", 1), NodeId("n"), Path("/"), 1)
+    member._mailbox = mailbox
+    mailbox.get.return_value, mailbox.asked_check.side_effect = None, error
+    assert member._stays()
+    nodes.is_alive.assert_called_once()
