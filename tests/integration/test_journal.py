@@ -148,7 +148,7 @@ async def _swept(root: Path, job: JobRecord) -> None:
     """A job may have ended before what its last checkpoint replaces is off the disk."""
     known = {Path(one.path).name for one in (job.checkpoint, *job.older) if one is not None}
     async with asyncio.timeout(60):
-        while {one.name for one in (root / "jobs" / JOB / "checkpoints").glob("step-*")} - known:
+        while {one.name for one in (root / "jobs" / JOB / "checkpoints").glob("step-*")} - known:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
