@@ -129,6 +129,8 @@ def _check(value: Any, place: str, depth: int) -> None:
     match value:
         case dict():
             for key, item in value.items():
+                if _is_no_text(str(key)):
+                    raise Refused(f"a key of {place or 'the whole'} holds a character that is not text")
                 _check(item, f"{place}.{key}" if place else str(key), depth + 1)
         case list():
             for index, item in enumerate(value):
@@ -136,12 +138,16 @@ def _check(value: Any, place: str, depth: int) -> None:
         case float() if not math.isfinite(value):
             problem = FieldProblem(field=place, value=str(value), message="must be a finite number")
             raise Refused(f"{place} is {value}: must be a finite number", (problem,))
-        case str() if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+        case str() if _is_no_text(value):
             raise Refused(f"{place} holds a character that is not text")
         case None | bool() | int() | float() | str():
             pass
         case _:
             raise Refused(f"{place} holds a {type(value).__name__}, which JSON does not have; write it as text")
+
+
+def _is_no_text(text: str) -> bool:
+    return "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _too_deep() -> str:

@@ -37,8 +37,8 @@ LOOK_S = 1.0
 """Jobs and nodes are looked at this often, by however many streams."""
 SHOWN_JOBS = 100
 """The newest of those that the reader may see, whose changes are told,"""
-PAGE, MAX_PAGES = 200, 11
-"""looked for among the newest two thousand of all;"""
+PAGE, MAX_PAGES = 200, 10
+"""looked for among the newest 1,900 of all: fewer than a desk keeps decoded, or each look would decode them all anew;"""
 SELDOM_S = 5.0
 """this often where they are not among the newest hundred."""
 SOON_S = 0.1
@@ -58,9 +58,10 @@ def places(text: str) -> dict[JobId, str]:
     found: dict[JobId, str] = {}
     for part in filter(None, text.split(",")):
         job, _, after = part.partition(":")
-        if not job or not (after or BEGINNING).isdecimal() or len(after) > 15:
+        after = after or BEGINNING
+        if not job or not (after.isascii() and after.isdecimal()) or len(after) > 15:
             raise Refused(f"{part[:200]!r} names no place in a job; use JOB or JOB:ID, where ID was sent before")
-        found[JobId(job)] = after or BEGINNING
+        found[JobId(job)] = after
     return found
 
 

@@ -88,15 +88,23 @@ def _read(directory: Path, device: Device, tail: int | None, offset: int | None,
 
 def opened(directory: Path, device: Device) -> BinaryIO:
     """Raises Problem."""
-    path = directory / f"{device.node}-{device.index}.log"
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        return plain_file(log_path(directory, device))
     except OSError as error:
         have = ", ".join(devices_with_logs(directory)) or "none yet"
         raise not_found(f"no log of {device}; devices with logs: {have}") from error
+
+
+def log_path(directory: Path, device: Device) -> Path:
+    return directory / f"{device.node}-{device.index}.log"
+
+
+def plain_file(path: Path) -> BinaryIO:
+    """Raises OSError where it is anything else, such as a link, or what one would wait for."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise not_found(f"the log of {device} is not a file")
+        raise FileNotFoundError(f"{path} is not a file")
     return file
 
 
@@ -116,7 +124,7 @@ def _decoded(data: bytes, start: int) -> tuple[str, int]:
 
 def parse_device(text: str) -> Device:
     node, _, index = text.rpartition("/")
-    if not node or "/" in node or "\0" in node or not (index.isascii() and index.isdigit()) or len(index) > 6:
+    if "/" in node or not _is_device(node, index):
         raise invalid("device", text, "must be node/index, for example node-1/0", "node/index")
     return Device(NodeId(node), int(index))
 
@@ -127,4 +135,8 @@ def devices_with_logs(directory: Path) -> list[str]:
     except OSError:
         return []
     stems = (name.removesuffix(".log").rpartition("-") for name in names if name.endswith(".log"))
-    return [f"{node}/{index}" for node, _, index in stems if node and index.isdigit()]
+    return [f"{node}/{index}" for node, _, index in stems if _is_device(node, index)]
+
+
+def _is_device(node: str, index: str) -> bool:
+    return bool(node) and node.isprintable() and index.isascii() and index.isdigit() and len(index) <= 6

@@ -20,13 +20,16 @@ from orchestrator.domain.errors import Refused
 from orchestrator.domain.ids import Device
 from orchestrator.domain.secrecy import Veil
 
-from .logfiles import opened, parse_device, piece
-from .problems import Problem
+from .logfiles import log_path, parse_device, piece, plain_file
 
 MAX_LINES = 10_000
 LEAST_BYTES = 1 << 16
 """Of each log, however many there are."""
 _NOTE = struct.Struct("<dQ")
+_MOST_NOTES = 1 << 17
+"""Twice what a host keeps of a log (worker/logtimes.py): a program may have put anything there."""
+_LATEST = 250_000_000_000.0
+"""Seconds, in the year 9892: later ones are no dates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ def _read(directory: Path, devices: Sequence[Device], asked: Asked, max_bytes: i
     for device in devices:
         try:
             logs[device] = _read_one(directory, device, asked, share, veil)
-        except Problem:
+        except OSError:
             continue  # it has none yet, or was never to have one
     lines = sorted(
         (line for log in logs.values() for line in log.lines), key=lambda line: (line.at, line.device, line.offset)
@@ -118,8 +121,8 @@ def _read(directory: Path, devices: Sequence[Device], asked: Asked, max_bytes: i
 
 
 def _read_one(directory: Path, device: Device, asked: Asked, share: int, veil: Veil) -> _Log:
-    """Raises Problem where there is none."""
-    with opened(directory, device) as file:
+    """Raises OSError where there is none."""
+    with plain_file(log_path(directory, device)) as file:
         found = os.fstat(file.fileno())
         sizes, times = _times(directory, device, found)
         start = asked.after.get(device)
@@ -154,12 +157,14 @@ def _by_newlines(data: bytes) -> list[bytes]:
 def _times(directory: Path, device: Device, log: os.stat_result) -> tuple[list[int], list[float]]:
     """Sizes the log was seen at, and when; what stands beyond them was written at its last change."""
     try:
-        known = (directory / f"{device.node}-{device.index}.times").read_bytes()
+        with plain_file(log_path(directory, device).with_suffix(".times")) as file:
+            known = file.read(_MOST_NOTES * _NOTE.size)
     except OSError:
         known = b""
-    notes = [note for note in _NOTE.iter_unpack(known[: len(known) // _NOTE.size * _NOTE.size]) if note[1] <= log.st_size]
+    whole = _NOTE.iter_unpack(known[: len(known) // _NOTE.size * _NOTE.size])
+    notes = [(at, size) for at, size in whole if size <= log.st_size and 0 <= at <= _LATEST]
     if not notes or notes[-1][1] < log.st_size:
-        notes.append((max(log.st_mtime, notes[-1][0] if notes else 0.0), log.st_size))
+        notes.append((max(0.0, min(log.st_mtime, _LATEST), notes[-1][0] if notes else 0.0), log.st_size))
     return [size for _, size in notes], [at for at, _ in notes]
 
 

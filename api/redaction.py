@@ -18,10 +18,13 @@ _NAME = re.compile(
 _HARMLESS = re.compile(r"(?:_file|_path|_id|_type|s_per_s|_name)$", re.IGNORECASE)
 """They say where a secret is or what of, which is what one has to know."""
 _WORD = re.compile(r"(?:^|_)(?:pad|bos|eos|unk|mask|sep|cls|image|start|end|stop|special|additional)_token$", re.IGNORECASE)
-_URL_LOGIN = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@:]*:[^/\s@]+@")
+# Each of these looks a bounded way from where it may begin: they are held against texts that anybody sends, of a megabyte.
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
+_PROSE = re.compile(r"(?i)\b(?:bearer|basic)\s+[a-z.-]+(?![A-Za-z0-9._~+/=-])")
+"""`basic transformer` is blotted out of what is shown, and refused in no job file."""
 _ASSIGNED = re.compile(
-    r"(?i)(?<![A-Z0-9])((?:[A-Z0-9]+[_-])*(?:passwd|password|passphrase|secret|token|api_?key|access_?key)(?:[_-][A-Z0-9]+)*)"
+    r"(?i)(?<![A-Z0-9])((?:passwd|password|passphrase|secret|token|api_?key|access_?key)(?:[_-][A-Z0-9]{1,64}){0,4})"
     r"([\"']?\s*[=:]\s*[\"']?)(?!\[redacted\])[^\s,;\"']{4,}"
 )
 
@@ -43,7 +46,7 @@ def redacted(value: Any, name: str = "") -> Any:
 
 def redacted_text(text: str) -> str:
     text = _TOKEN.sub(BLOT, text)
-    text = _URL_LOGIN.sub(rf"\g<scheme>{BLOT}@", text)
+    text = _URL_LOGIN.sub(f"{BLOT}@", text)
     text = _BEARER.sub(rf"\1 {BLOT}", text)
     return _ASSIGNED.sub(rf"\1\2{BLOT}", text)
 
@@ -53,15 +56,18 @@ def revealed(value: Any, place: str = "") -> str:
 
     Words of a vocabulary (`pad_token: "<pad>"`) have names like a secret's, and are none.
     """
-    name = place.rpartition(".")[2]
+    name = re.sub(r"(?:\[\d+\])+$", "", place.rpartition(".")[2])
     match value:
         case Mapping():
+            if any(revealed(str(key), "key") for key in value):
+                return place or "the whole"  # its keys are not to be said
             return next((at for key, item in value.items() if (at := revealed(item, f"{place}.{key}".lstrip(".")))), "")
         case list() | tuple():
             return next((at for index, item in enumerate(value) if (at := revealed(item, f"{place}[{index}]"))), "")
         case str():
             is_named = is_secret_name(name) and len(value) >= SHORTEST and value != BLOT and not _WORD.search(name)
-            return place if is_named or redacted_text(value) != value else ""
+            words = _PROSE.sub("", value)
+            return place if is_named or redacted_text(words) != words else ""
         case _:
             return ""
 

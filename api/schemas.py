@@ -82,7 +82,7 @@ Name = Annotated[
 ]
 Labels = Annotated[dict[Name, Annotated[str, Field(max_length=255)]], Field(max_length=32)]
 _ALLOWED_VARIABLES = "the name of an environment variable that is nobody else's"
-_OTHERS_VARIABLES = re.compile(r"(EVERSTEP|RAY|FLAGS|LD|OMP|MKL|OPENBLAS|CUDA)_|PYTHON|(PATH|HOME)$")
+_OTHERS_VARIABLES = re.compile(r"(EVERSTEP|RAY|FLAGS|LD|OMP|MKL|OPENBLAS|CUDA)_|PYTHON|(PATH|HOME|TMPDIR)$")
 
 
 def _nobody_elses(variable: str) -> str:

@@ -13,14 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from api.config import Config
-from api.config_sources import Resolved, resolve
+from api.config_sources import Resolved, leaves, resolve, variable_of
 from orchestrator.adapters.embedded_redis import EmbeddedRedis
 from orchestrator.adapters.ray_environment import RayEnvironment, for_state_dir
 from orchestrator.adapters.redis_clients import RedisAddress
 from orchestrator.domain.errors import Refused
 
 USAGE = 2
+_SECRET = frozenset(name for name, kind in leaves() if kind in (SecretStr, SecretStr | None))
 
 
 def parser(description: str | None, flags: Sequence[str] = (), prog: str | None = None) -> argparse.ArgumentParser:
@@ -57,12 +60,14 @@ def passed_on(asked: argparse.Namespace) -> tuple[str, ...]:
 
 
 def assignments(said: Sequence[str]) -> dict[str, str]:
-    """Of NAME=VALUE. Raises Refused."""
+    """Of NAME=VALUE. Raises Refused, also for a password: a process's arguments are seen by everybody, and passed on."""
     found = {}
     for one in said:
         name, equals, value = one.partition("=")
         if not equals:
             raise Refused(f"--set {one!r} must be NAME=VALUE")
+        if name in _SECRET:
+            raise Refused(f"{name} would be seen among the arguments; give {name}_file, or {variable_of(name)}")
         found[name] = value
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import os
 import signal
 import socket
@@ -16,16 +17,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.adapters import ray_environment
-from orchestrator.adapters.local_nodes import LocalNodes, NodeSpec
+from orchestrator.adapters.local_nodes import LABEL, LocalNodes, NodeSpec
 from orchestrator.adapters.mailbox import CHECK, CHECKED, END, HERE, LEAVING, AnsweredCheck, Mailbox
 from orchestrator.adapters.processes import write_private
 from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError, Refused, Unavailable
 from orchestrator.domain.ids import NodeId
 
+TOKEN_VARIABLE = "EVERSTEP_JOIN_TOKEN"
+USAGE = 2
 LOOK_S = 0.5
 AGAIN_S, MAX_AGAIN_S = 1.0, 30.0
 """Before a node that ended by itself is brought again, doubled each time."""
@@ -33,6 +38,8 @@ FORGET_S = 5.0
 """For the control plane to hear that it has left; it sees that anyway."""
 LEAVE_S = 600.0
 """How long a node may take to be emptied."""
+ENDING_S = 15.0
+"""How long the guard of one that was killed may take to end its node, before the next one may start."""
 
 
 def main() -> int:
@@ -42,17 +49,22 @@ def main() -> int:
         sys.stdin.read()  # until whoever holds the other end has ended
         LocalNodes(state_dir).stop()
         return 0
+    if LABEL.fullmatch(asked.name) is None:
+        print(f"--name {asked.name!r} must be 1..63 letters, digits, dots, dashes or underscores", file=sys.stderr)
+        return USAGE
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     node = NodeId(asked.name)
     labels = {name: value for name, value in (("rack", asked.rack), ("switch", asked.switch)) if value}
     own = asked.node_address or _own_address(asked.address)
     spec = NodeSpec(asked.kind, asked.devices, labels, own, name=node)
     try:
-        nodes = LocalNodes(state_dir)
-        nodes.stop()  # what an earlier one left behind
-        _take_token(nodes, asked.token_file)
-        member = Member(nodes, asked.address, spec, node, state_dir, asked.leave_s)
-        return member.run()
+        with _alone(state_dir, ENDING_S) as held:
+            nodes = LocalNodes(state_dir)
+            if nodes.registry().head:
+                raise Refused(f"{state_dir} is a cluster's own; give this machine's node another --state-dir")
+            nodes.stop()  # what an earlier one left behind
+            _take_token(nodes, asked.token_file)
+            return Member(nodes, asked.address, spec, node, state_dir, asked.leave_s).run(held)
     except EverstepError as error:
         print(error, file=sys.stderr)
         return 1
@@ -77,12 +89,13 @@ class Member:
         self._answered = ""
         self._again_s = AGAIN_S
 
-    def run(self) -> int:
-        """Until it has left. Raises EverstepError where it never got in."""
+    def run(self, held: int) -> int:
+        """Until it has left. held: the lock on the state directory, a file. Raises EverstepError where it never got in."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told)
         command = [sys.executable, "-m", "deploy.join", "--guard", "--state-dir", str(self._state_dir), self._address]
-        guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        # With the lock: whoever comes after a killed one starts no node that its guard would still end.
+        guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[held])
         try:
             for word in (LEAVING, END, CHECK, CHECKED):
                 self._mailbox.delete(word, self._node)
@@ -139,6 +152,8 @@ class Member:
             self._check_where_asked()
         except Unavailable as error:
             _say(f"{error}; waiting for it")
+        except (EverstepError, OSError, ValueError) as error:
+            _say(f"a check was not made: {error}")  # the control plane hears nothing, and judges that; jobs train on
         if self._nodes.is_alive(self._node) is False:
             self._again()
         else:
@@ -149,10 +164,12 @@ class Member:
         _say(f"{self._node} has ended by itself; it is brought again in {self._again_s:g} s")
         time.sleep(self._again_s)
         self._again_s = min(MAX_AGAIN_S, 2 * self._again_s)
+        if self._must_go:
+            return  # its guard has ended what there was, and would not see another
         try:
             self._nodes.kill_now(self._node)
             self._nodes.join(self._address, self._spec)
-        except EverstepError as error:
+        except (EverstepError, OSError) as error:
             _say(str(error))
 
     def _check_where_asked(self) -> None:
@@ -164,10 +181,28 @@ class Member:
         self._mailbox.put(CHECKED, self._node, codec.dumps(AnsweredCheck(id=asked.id, found=found)))
 
 
+@contextmanager
+def _alone(state_dir: Path, wait_s: float) -> Iterator[int]:
+    """The state directory is this process's, and that of whoever is given the file. Raises Refused."""
+    until = time.monotonic() + wait_s
+    with (state_dir / "join.lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise Refused(
+                        f"another everstep join has its node in {state_dir}; stop it, or give this one another --state-dir"
+                    ) from None
+                time.sleep(LOOK_S)
+        yield file.fileno()
+
+
 def _take_token(nodes: LocalNodes, file: Path | None) -> None:
-    """The other cluster's, from a file or the environment. Raises Refused."""
+    """The other cluster's, from a file or the environment, where nothing that is started here finds it. Raises Refused."""
     try:
-        token = file.read_text() if file is not None else os.environ.get("EVERSTEP_JOIN_TOKEN", "")
+        token = file.read_text() if file is not None else os.environ.pop(TOKEN_VARIABLE, "")
     except OSError as error:
         raise Refused(f"the token cannot be read from {file}: {error.strerror}") from error
     if not token.strip():
@@ -197,7 +232,7 @@ def _say(words: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="everstep join", description="Bring this machine to a cluster as a node.")
     parser.add_argument("address", help="HOST:PORT of the control plane's Ray; `everstep up --address` says it")
-    parser.add_argument("--token-file", type=Path, help="the cluster's token; else the variable EVERSTEP_JOIN_TOKEN")
+    parser.add_argument("--token-file", type=Path, help=f"the cluster's token; else the variable {TOKEN_VARIABLE}")
     parser.add_argument("--kind", default="cpu", help="of its devices: A100, H100, H200, B200, cpu, ...")
     parser.add_argument("--devices", type=int, default=1, help="how many there are")
     parser.add_argument("--name", default=socket.gethostname().lower(), help="what the node is called there")

@@ -131,7 +131,11 @@ class Desk(Protocol):
         ...
 
     async def revision(self, job: JobId) -> int:
-        """See domain/revision.py; 0 where there is no such job. Ask before the record: a record is then never older."""
+        """See domain/revision.py; 0 where there is no such job. Ask before the record: a record is then never older.
+
+        While something is asked of the job and not in its record yet, one that is outdated already: whoever looks then has
+        not seen what will be.
+        """
         ...
 
     async def get(self, job: JobId) -> JobRecord:

@@ -22,7 +22,15 @@ from .logs import open_log, turn_over
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 # Whatever the host was started with to speak to Ray, Redis or the API: user code runs below here and is to have none of it.
-_PREFIXES_OF_SECRETS = ("RAY_", "FLAGS_redis", "EVERSTEP_TOKEN", "EVERSTEP_REDIS", "EVERSTEP_RAY", "EVERSTEP_API")
+_PREFIXES_OF_SECRETS = (
+    "RAY_",
+    "FLAGS_redis",
+    "EVERSTEP_TOKEN",
+    "EVERSTEP_REDIS",
+    "EVERSTEP_RAY",
+    "EVERSTEP_API",
+    "EVERSTEP_JOIN",
+)
 
 
 @dataclass(frozen=True, slots=True)

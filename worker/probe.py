@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ from .program import load_program, source_sha256
 
 
 def main() -> None:
+    # A core on the disk would have what is in the environment, the job's secrets among it.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     result = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # from here on "stdout" is stderr, also for what the program's libraries write past Python
     try:

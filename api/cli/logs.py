@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -68,7 +69,8 @@ def logs(
 def instant_of(text: str, now: datetime) -> datetime:
     """`10m` before now, or an RFC 3339 instant. Raises typer.BadParameter."""
     if ago := _AGO.fullmatch(text):
-        return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+        with suppress(OverflowError):
+            return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

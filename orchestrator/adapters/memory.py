@@ -16,7 +16,7 @@ from orchestrator.domain.attic import Retention, Retired, archived, ended_at
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, NotFound, StaleTerm
-from orchestrator.domain.events import Command, HistoryEntry, StepRecord
+from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import TERMINAL, JobRecord
 from orchestrator.domain.quarantine import Quarantine
@@ -52,6 +52,7 @@ class MemoryStore:
         self._bodies: dict[JobId, str] = {}
         self._marks: dict[JobId, str] = {}
         self._revisions: Counter[JobId] = Counter()
+        self._asked: dict[JobId, str] = {}
         self._keys: dict[str, tuple[JobId, str, float]] = {}
         self._streams: dict[tuple[JobId, type], _Stream] = {}
         self._last: dict[JobId, int] = {}
@@ -142,6 +143,8 @@ class MemoryStore:
         gone = [job for at, job in over if at < now - retention.archived_s and self._jobs[job].archived_at is not None]
         for job in gone[:MAX_RETIRED]:
             del self._jobs[job], self._revisions[job]
+            for kept in (self._marks, self._bodies, self._asked):
+                kept.pop(job, None)
             self._taken_up.discard(job)
         return Retired(archived=tuple(old), forgotten=tuple(gone[:MAX_RETIRED]))
 
@@ -181,15 +184,18 @@ class MemoryStore:
         job = job_of(command)
         if job is not None and expected is not None and self._revisions[job] != expected:
             raise outdated(command, expected, self._revisions[job])
-        if job in self._jobs:
-            self._revisions[job] += 1
         id = str(len(self._commands) + 1)
+        if job is not None and job in self._jobs:
+            self._revisions[job] += 1
+            if not isinstance(command, JobSubmitted):
+                self._asked[job] = id
         self._commands.append((id, command))
         self._wake()
         return id
 
     async def revision(self, job: JobId) -> int:
-        return self._revisions[job]
+        is_asked = int(self._asked.get(job, "0")) > int(self._cursor)
+        return self._revisions[job] - is_asked
 
     async def get(self, job: JobId) -> JobRecord:
         if job not in self._jobs:

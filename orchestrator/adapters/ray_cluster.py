@@ -353,7 +353,8 @@ def _end_unless_placed(actor: Any) -> None:
 
 
 def actor_name(job: JobId, node: NodeId) -> str:
-    return f"everstep-{job}-{node}"
+    # With what is in no job's id: machines that join are called anything, and people choose ids.
+    return f"everstep-{job}@{node}"
 
 
 async def _awaited(reference: Awaitable[bytes]) -> bytes:

@@ -88,13 +88,19 @@ class RedisDesk:
 
     async def revision(self, job: JobId) -> int:
         with unavailable(self._clients.address):
-            return int(await self._clients.reads.hget(keys.ids(job), "revision") or 0)
+            found: Any = await self._clients.reads.hmget(keys.ids(job), ["revision", "asked"])
+            revision, asked = int(found[0] or 0), text(found[1] or b"0")
+            # Looked at after what was asked: what is known to be answered by then shows in a record that is read next.
+            done = text(await self._clients.reads.get(keys.CURSOR) or b"0") if revision else asked
+        return revision - 1 if _place(asked) > _place(done) else revision
 
     # --- out --------------------------------------------------------------------------------------------------------------
 
     async def get(self, job: JobId) -> JobRecord:
-        with unavailable(self._clients.address):
-            data = await self._clients.reads.get(keys.job(job))
+        data = None
+        if ":" not in job:  # else it may be what is kept beside a job, and no record
+            with unavailable(self._clients.address):
+                data = await self._clients.reads.get(keys.job(job))
         if data is None:
             raise NotFound(f"there is no job {job}; list the jobs to see what there is")
         return self._decode(job, data)
@@ -249,6 +255,12 @@ def submission(job: JobId, spec: JobSpec, at: float) -> tuple[JobRecord, JobSubm
         job=job, at=at, type="submitted", message=f"submitted as {spec.name}", status=JobStatus.PENDING.value
     )
     return record, JobSubmitted(job=job, spec=spec, at=at), entry
+
+
+def _place(id: str) -> tuple[int, int]:
+    """In a stream."""
+    milliseconds, _, number = id.partition("-")
+    return int(milliseconds), int(number or 0)
 
 
 def job_of(command: Command) -> JobId | None:

@@ -13,7 +13,7 @@ commands                stream: what users ask
 job:<id>                the record
 job:<id>:history|steps  streams with ids 1-0, 2-0, ... of one count over both, so that one id places a reader in both
 job:<id>:ids            hash: the newest id (last), of each stream (history, steps), the submission's hash (body); how often
-                        what is decided on has changed (revision), and what that was (mark)
+                        what is decided on has changed (revision), what that was (mark), the newest command about it (asked)
 tokens, tokens:by       hashes: id -> token; digest of its text -> id
 tokens:used             hash: id -> when it was used last
 session|code:<digest>   id of the token that a browser's session or a login link stands for

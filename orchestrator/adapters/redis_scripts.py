@@ -162,7 +162,10 @@ end
 if redis.call('XLEN', COMMANDS) >= max_commands then return {'FULL', ''} end
 local id = redis.call('XADD', COMMANDS, '*', 'e', command)
 redis.call('SET', request_key(request), id, 'EX', 600)
-if job ~= '' and redis.call('EXISTS', job_key(job)) == 1 then redis.call('HINCRBY', ids_key(job), 'revision', 1) end
+if job ~= '' and redis.call('EXISTS', job_key(job)) == 1 then
+  redis.call('HINCRBY', ids_key(job), 'revision', 1)
+  redis.call('HSET', ids_key(job), 'asked', id)
+end
 return {'OK', id}
 """
 )

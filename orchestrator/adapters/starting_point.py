@@ -123,7 +123,9 @@ def _is_same_step(found: Found, spec: JobSpec, profile: Profile) -> bool:
 
     def mathematics(spec: JobSpec) -> tuple[object, ...]:
         it = spec.train
-        return spec.program, spec.model, it.seed, it.dtype, it.micro_batches, it.micro_batch_size, it.sequence
+        held_out = spec.evaluation.micro_batches if spec.evaluation.every else 0  # samples are drawn from the rest
+        numbers = it.seed, it.dtype, it.micro_batches, it.micro_batch_size, it.sequence, held_out
+        return spec.program, spec.model, *numbers
 
     has_same_text = bool(profile.text_sha256) and kept.profile.text_sha256 == profile.text_sha256
     # Who changes the program means it: what the old one gave says nothing of the new one.

@@ -3,7 +3,8 @@ not so any more.
 
 A job's revision is a count, kept by the store: one more for each command about it, and for each commit after which its
 mark is another one. Steps, losses and checkpoints move it nowhere: who decides how large a job should be, or whether to
-pause it, does not decide anew with every step.
+pause it, does not decide anew with every step. While a command waits for the supervisor, readers are told the revision
+before it: what they see is not what will be, so nothing may rest on it.
 """
 
 from __future__ import annotations

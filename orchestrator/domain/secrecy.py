@@ -20,11 +20,20 @@ _HINT_BYTES = 4
 T = TypeVar("T")
 
 
+def _begun(hidden: bytes, data: bytes) -> int:
+    """How much of it data ends with, short of the whole; 0 where that is too little to tell."""
+    tail, hint = data[-(len(hidden) - 1) :], hidden[:_HINT_BYTES]
+    at = tail.find(hint)
+    while at != -1 and not hidden.startswith(tail[at:]):
+        at = tail.find(hint, at + 1)
+    return 0 if at == -1 else len(tail) - at
+
+
 class Veil:
     """Covers these values, and of one with several lines each long enough line too. Without values it changes nothing."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        whole = set(values)
+        whole = {value for value in values if value}
         lines = {line for value in whole for line in value.splitlines() if len(line.strip()) >= SHORTEST}
         self._hidden = sorted({*whole, *lines}, key=len, reverse=True)
         self._bytes = tuple(hidden.encode() for hidden in self._hidden)
@@ -47,10 +56,8 @@ class Veil:
         for hidden in self._bytes:
             data = data.replace(hidden, b"*" * len(hidden))
         for hidden in self._bytes:
-            for length in range(len(hidden) - 1, _HINT_BYTES - 1, -1):
-                if data.endswith(hidden[:length]):
-                    data = data[:-length] + b"*" * length
-                    break
+            if begun := _begun(hidden, data):
+                data = data[:-begun] + b"*" * begun
         return data
 
     def over(self, value: T) -> T:

@@ -40,7 +40,7 @@ class Claim:
     put aside. is_stuck: it is broken and has waited long for devices, doing nothing with those it has. limit: of its size,
     0 for none. floor: no plan was found on fewer. declined: it has been planned for with these, and did better without.
     present: nodes it has a host on, and may go on using where nothing new is placed. shuns: nodes it does not use.
-    infeasible: why nothing the cluster has would do.
+    infeasible: why nothing the cluster has would do; judged: what it had then, where that is asked again by who waits.
     """
 
     job: JobId
@@ -62,6 +62,7 @@ class Claim:
     present: frozenset[NodeId] = frozenset()
     shuns: frozenset[NodeId] = frozenset()
     infeasible: str = ""
+    judged: frozenset[Device] = NOBODY
 
     @property
     def place(self) -> tuple[int, float, JobId]:
@@ -183,7 +184,9 @@ class _Round:
         """One that a fault has broken gets what is free first: who is before it may wait for what it holds."""
         mine = self._mine(claim)
         need = self._need(claim, mine)
-        if need is None or claim.infeasible or pick(mine, need, self.kinds) or not self._may_have(claim, need, mine):
+        if need is None or self._fits_nothing(claim) or pick(mine, need, self.kinds):
+            return
+        if not self._may_have(claim, need, mine):
             return
         if found := pick(self._open(claim, mine), need, self.kinds):
             self._give(claim, found)
@@ -191,7 +194,7 @@ class _Round:
     def _start(self, claim: Claim) -> None:
         mine = self._mine(claim)
         need = self._need(claim, mine)
-        if need is None or claim.infeasible:
+        if need is None or self._fits_nothing(claim):
             self._wait(claim, WaitReason.INFEASIBLE, claim.infeasible or self._too_small(claim))
             return
         if pick(mine, need, self.kinds):
@@ -218,9 +221,13 @@ class _Round:
         return mine | {d: 0 for d in self.free if d.node not in claim.shuns} | self._leaving(claim)
 
     def _may_have(self, claim: Claim, need: Need, mine: dict[Device, int]) -> bool:
-        """Whether its project's quota allows that. What it held and the cluster has no more may be replaced."""
+        """Whether its project's quota allows that. What it held and the cluster has no more may be replaced, and so may
+        what it holds and cannot use: it leaves that as soon as it goes on."""
         room = self._room(claim)
         return room is None or need.num_devices - len(mine) <= room + len(claim.holds - self.devices.keys() - mine.keys())
+
+    def _fits_nothing(self, claim: Claim) -> bool:
+        return bool(claim.infeasible) and (not claim.judged or self.devices.keys() <= claim.judged)
 
     def _need(self, claim: Claim, mine: dict[Device, int]) -> Need | None:
         """What it has to get; None where the cluster has not even what it asked for."""
@@ -257,7 +264,9 @@ class _Round:
         """From running jobs of lower priority: what they can spare, and where that is too little, all that one has; first
         from those that make nothing of it."""
         lower = [one for one in self.givers if one.priority < claim.priority and one.job not in self.put_aside]
-        stuck = [one for one in self.stuck if self._stands_back(one, claim)]
+        # No plan was found for more than there is: one that takes all of it would be broken as before.
+        is_hopeless = claim.is_stuck and need.least < claim.floor
+        stuck = [one for one in self.stuck if self._stands_back(one, claim)] if not is_hopeless else []
         pool = dict(pool)
         spared = {other.job: self._spared(other) for other in lower}
         for number, other in enumerate(lower):
@@ -289,10 +298,14 @@ class _Round:
 
     def _stands_back(self, stuck: Claim, claim: Claim) -> bool:
         """Two that are broken wait for what the other holds, for ever: the later one gives it up, or the one that even the
-        whole cluster is too small for."""
+        whole cluster is too small for. Who lacks nothing any more is about to go on."""
         if stuck.job in self.minimum or stuck.job in self.put_aside or stuck.job == claim.job:
             return False
-        is_hopeless = self._need(stuck, self._mine(stuck)) is None
+        mine = self._mine(stuck)
+        need = self._need(stuck, mine)
+        is_hopeless = need is None or need.least < stuck.floor or self._fits_nothing(stuck)
+        if need is not None and not is_hopeless and pick(mine, need, self.kinds):
+            return False
         return stuck.priority < claim.priority or (claim.is_stuck and (is_hopeless or claim.place < stuck.place))
 
     def _spared(self, other: Claim) -> dict[Device, int]:

@@ -8,6 +8,7 @@ differences below that are noise, and another split moves state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from orchestrator.domain.balance import StageTime
@@ -21,12 +22,16 @@ GAIN = 0.07
 
 def layer_bounds(request: ChoosePlan, stages: int) -> list[int]:
     """Where each stage begins, and the number of layers."""
-    return _bounds(request, stages)[0]
+    return list(_split(request.profile, request.measured, stages)[0])
 
 
-def longest(request: ChoosePlan, stages: int) -> float:
-    """Of the slowest stage of that split, in units of the mean layer; by number of layers where nothing was seen."""
-    return _bounds(request, stages)[1]
+def longest(request: ChoosePlan, stages: int, *, usual: bool = False) -> float:
+    """Of the slowest stage of that split, in units of the mean layer; by number of layers where nothing was seen.
+
+    usual: of the split by parameters, whatever was seen.
+    """
+    _, slowest, of_usual = _split(request.profile, request.measured, stages)
+    return of_usual if usual else slowest
 
 
 def heaviest(request: ChoosePlan, stages: int) -> tuple[int, float]:
@@ -45,21 +50,27 @@ def split_words(request: ChoosePlan, stages: int) -> str:
     return "; layers are split by the times that stages were seen to take" if is_other else ""
 
 
-def _bounds(request: ChoosePlan, stages: int) -> tuple[list[int], float]:
-    params = _params(request.profile)
-    usual = _by_weight(params, stages)
-    seen = _seen(params, request.measured)
+@lru_cache(maxsize=4096)
+def _split(profile: Profile, measured: tuple[StageTime, ...], stages: int) -> tuple[tuple[int, ...], float, float]:
+    """Bounds, and their slowest stage's time and that of the usual ones.
+
+    Kept, because it is asked for with every tp and dp that a number of stages is tried with.
+    """
+    params = _params(profile)
+    usual = tuple(_by_weight(params, stages))
+    seen = _seen(params, measured)
     if not seen:
-        return usual, float(-(-len(params) // stages))
+        layers = float(-(-len(params) // stages))
+        return usual, layers, layers
     mean = sum(seen) / len(seen)
     sums = [sum(seen[:layer]) for layer in range(len(seen) + 1)]
     slowest = _slowest(sums, usual)
     nothing = [0.0] * len(sums)
     found = exact_split([sums] * stages, [nothing] * stages, [0.0] * stages, [0.0] * stages)
-    other = list(found) if found else usual
+    other = found or usual
     if _slowest(sums, other) < slowest * (1 - GAIN):
-        return other, _slowest(sums, other) / mean
-    return usual, slowest / mean
+        return other, _slowest(sums, other) / mean, slowest / mean
+    return usual, slowest / mean, slowest / mean
 
 
 def _slowest(sums: Sequence[float], bounds: Sequence[int]) -> float:

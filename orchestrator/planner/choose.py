@@ -124,7 +124,8 @@ def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasi
     # What would be faster may take more memory.
     variants = (request, replace(request, measured=())) if request.measured else (request,)
     for degrees in _degrees(request, total):
-        scores = [(_cost(one, degrees), -degrees.devices, degrees.tp, degrees.pp) for one in variants]
+        costs = [_cost(request, degrees, usual=one is not request) for one in variants]
+        scores = [(cost, -degrees.devices, degrees.tp, degrees.pp) for cost in costs]
         if best is not None and min(scores) >= best[0]:
             continue
         if degrees.tp not in in_order:
@@ -232,10 +233,10 @@ def _too_big(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, .
     return f"{degrees} needs {need / 2**30:.1f} GiB a device, {have / 2**30:.0f} are there; raise tp or pp"
 
 
-def _cost(request: ChoosePlan, degrees: Degrees) -> float:
-    """Time of a step in units of one layer of one micro-batch on one device."""
+def _cost(request: ChoosePlan, degrees: Degrees, *, usual: bool = False) -> float:
+    """Time of a step in units of one layer of one micro-batch on one device. usual: see `longest`."""
     ids = -(-request.spec.train.micro_batches // degrees.dp)
-    stage = longest(request, degrees.pp) / degrees.tp * (1 + TP_PENALTY * (degrees.tp - 1))
+    stage = longest(request, degrees.pp, usual=usual) / degrees.tp * (1 + TP_PENALTY * (degrees.tp - 1))
     return (ids + degrees.pp - 1) * stage
 
 

@@ -133,7 +133,15 @@ def claim_of(record: JobRecord) -> Claim | None:
             # One that is to be put aside and does not fit what is left of it is made whole first: it cannot be saved
             # otherwise. What did not fit on the cluster as it was may fit once a node has come: that is asked again then.
             waits = forming is None
-            return replace(claim, wants=waits, grows=not goes, is_stuck=waits and state.is_stuck, infeasible="")
+            stuck = waits and state.is_stuck
+            return replace(
+                claim,
+                wants=waits,
+                grows=not goes,
+                is_stuck=stuck,
+                infeasible=turn.infeasible if stuck else "",
+                judged=turn.judged if stuck else NOBODY,
+            )
     raise AssertionError(state)
 
 

@@ -328,6 +328,9 @@ def _note(draft: Draft, restore: RestorePlan) -> None:
         # Ahead, where a checkpoint was committed only after the steps up to it had been rolled back.
         # With its answer: should this generation end before it commits anything, it is what the next one is told.
         draft.set(committed=Step(restore.step), last_answer=restore.answer)
+    seen = draft.record.evaluation
+    if seen is not None and seen.step > restore.step:  # of a state that is made again, and then judged again
+        draft.set(evaluation=None)
     if rolled_back:
         draft.say("rolled_back", f"{rolled_back} committed steps are run again: {restore.reason}", steps=rolled_back)
 

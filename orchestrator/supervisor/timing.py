@@ -34,7 +34,7 @@ def keep_time(draft: Draft, wait: Wait | None) -> None:
     message = f"it has been on devices for max_runtime_s, {spec.max_runtime_s:g} s; raise it, or go on from its checkpoint"
     if isinstance(state, Queued | Starting):
         stop(draft, Failed(at=draft.now, message=message, verdict="out_of_time"))
-    elif isinstance(state, Reforming) and state.forming is None and state.waiting:
+    elif isinstance(state, Reforming) and state.forming is None and state.waiting and not record.planning:
         why = f"step {record.committed} could not be saved, because no plan fits it: {state.waiting}"
         draft.say("not_saved", why)
         stop(draft, Failed(at=draft.now, message=message, verdict="out_of_time"))

@@ -364,6 +364,9 @@ async def test_idempotency_key_answers_with_the_first_job(kind: Kind) -> None:
     assert await desk.submit(C, SPEC, 13.0, "another key", "body") == (C, True)
     assert [job.id for job in (await desk.list(10, None)).jobs] == [C, A]
     assert len(await store.commands("0", 0)) == 2
+    for beside in (":ids", ":history"):
+        with pytest.raises(NotFound):
+            await desk.get(JobId(f"{A}{beside}"))
 
 
 @running
@@ -381,7 +384,12 @@ async def test_a_revision_counts_what_is_asked_and_what_is_decided_on_and_no_ste
     await desk.command(CancelRequested(job=B))
     assert await desk.revision(A) == begun + 1
     await desk.command(CancelRequested(job=A), begun + 1)
+    assert await desk.revision(A) == begun + 1, "nobody has answered yet, and the record looks as before"
+    with pytest.raises(Outdated):
+        await desk.command(CancelRequested(job=A), begun + 1)
+    await store.commit(term, Commit(cursor=(await store.commands("0", 0))[-1][0]))
     assert await desk.revision(A) == begun + 2
+    await desk.command(CancelRequested(job=A), begun + 2)
 
 
 @running
@@ -394,8 +402,9 @@ async def test_of_commands_that_rest_on_one_revision_one_is_written_and_the_othe
     assert sorted(isinstance(one, Outdated) for one in answers) == [False] + [True] * 19
     refusal = next(one for one in answers if isinstance(one, Outdated))
     assert str(refusal).startswith(f"job-a is at revision {seen + 1} and this was asked for revision {seen}")
-    ((_, written),) = await store.commands(cursor, 0)
+    ((asked, written),) = await store.commands(cursor, 0)
     assert written == wanted[[isinstance(one, str) for one in answers].index(True)]
+    await store.commit(await held(store), Commit(cursor=asked))
     assert await desk.revision(A) == seen + 1
 
 

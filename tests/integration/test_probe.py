@@ -90,3 +90,9 @@ def test_a_noisy_or_broken_program_cannot_spoil_the_answer(spec: JobSpec, tmp_pa
     broken = probe(replace(spec, program="a_program:BROKEN"), tmp_path)["refused"]
     assert broken == {"message": "the program failed while it was described: KeyError: 'no such layer'", "problems": []}
     assert "SystemExit: 0" in probe(replace(spec, program="a_program:LEAVING"), tmp_path)["refused"]["message"]
+
+
+def test_a_program_that_crashes_leaves_no_core_with_its_secrets(spec: JobSpec, tmp_path: Path) -> None:
+    said = "import resource\nraise RuntimeError(f'cores {resource.getrlimit(resource.RLIMIT_CORE)}')\n"
+    (tmp_path / "tells_of_cores.py").write_text(said)
+    assert "cores (0, 0)" in probe(replace(spec, program="tells_of_cores:program"), tmp_path)["refused"]["message"]

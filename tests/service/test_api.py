@@ -145,7 +145,10 @@ def test_what_rests_on_an_outdated_look_is_refused_whole(served: Served, http: h
     assert late.status_code == 412 and late.headers["content-type"] == PROBLEM
     assert late.json()["type"] == "urn:everstep:problem:outdated" and "look at it again" in late.json()["detail"]
     assert len(served.desk.asked) == asked
-    assert ask("*").status_code == ask(http.get(f"/api/v1/jobs/{JOB}").headers["etag"]).status_code == 202
+    assert ask(http.get(f"/api/v1/jobs/{JOB}").headers["etag"]).status_code == 412, "what was asked shows nowhere yet"
+    assert ask("*").status_code == 202
+    served.desk.take_up()
+    assert ask(http.get(f"/api/v1/jobs/{JOB}").headers["etag"]).status_code == 202
     assert ask('W/"1"').status_code == ask("1").status_code == 422
 
 
@@ -153,6 +156,10 @@ def test_two_people_who_scale_what_both_have_seen_do_not_undo_each_other(served:
     running(served)
     seen = client.job(JOB).revision
     client.resize(JOB, target=2, if_revision=seen)
+    blind = client.job(JOB)
+    assert blind.size.target != 2, "nobody has answered yet"
+    with pytest.raises(ApiError, match="look at it again"):
+        client.resize(JOB, max_devices=8, if_revision=blind.revision)
     with pytest.raises(ApiError, match="look at it again") as refused:
         client.resize(JOB, target=8, if_revision=seen)
     assert (refused.value.status, refused.value.kind) == (412, "outdated")

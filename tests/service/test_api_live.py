@@ -11,6 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from api.live import MAX_PAGES, PAGE, SHOWN_JOBS
+from orchestrator.adapters.redis_desk import MAX_DECODED
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.ids import Generation, NodeId
 from orchestrator.domain.job import Running, Succeeded
@@ -90,6 +92,7 @@ def test_wrong_places_too_many_jobs_and_unknown_ones_are_refused(served: Served,
     running(served)
     for watch, status, words in (
         ([f"{JOB}:what"], 422, "names no place in a job"),
+        ([f"{JOB}:٣"], 422, "names no place in a job"),
         ([f"job-{number}" for number in range(17)], 422, "at most 16"),
         (["job-x"], 404, "there is no job job-x"),
     ):
@@ -104,6 +107,10 @@ def test_a_reader_that_leaves_frees_everything_it_had_read(served: Served, http:
         eventually(lambda: served.desk.readers == 1)
     eventually(lambda: served.desk.readers == 0)
     assert "everstep_event_stream_clients 0.0" in http.get("/metrics").text
+
+
+def test_a_look_at_the_newest_jobs_decodes_none_of_them_twice() -> None:
+    assert SHOWN_JOBS + PAGE * (MAX_PAGES - 1) < MAX_DECODED
 
 
 def other(served: Served, job: str) -> None:

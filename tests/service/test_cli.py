@@ -265,6 +265,7 @@ def test_lines_of_many_ranks_are_merged_searched_and_followed_to_the_jobs_end(se
     assert {(one["rank"], one["text"]) for one in map(json.loads, found)} == {(0, "bad one"), (3, "bad two")}
     assert "rank 3" in everstep(served, "logs", JOB, "--rank", "0", "--rank", "3", "--since", "10m").stdout
     assert everstep(served, "logs", JOB, "--since", "soon").exit_code == 2
+    assert everstep(served, "logs", JOB, "--since", "9999999d").exit_code == 2, "before there was time"
     served.desk.become(JOB, Failed(at=NOW, message="no"), "failed", "no")
     followed = everstep(served, "logs", JOB, "-f", "--all", "-n", "1")
     assert followed.exit_code == 100 and followed.stdout.count("rank") == 1

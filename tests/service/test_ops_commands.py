@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import tarfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,14 @@ def test_a_bundle_of_no_job_leaves_no_file(served: Served, tmp_path: Path) -> No
 )
 def test_text_that_looks_like_a_secret_is_blotted(text: str, kept: bool) -> None:
     assert ("hunter22" in redacted_text(text) or "1234.5" in redacted_text(text)) is kept
+
+
+@pytest.mark.parametrize("word", ["a_", "a", "a-", "token_", "bearer ", "token= ", "://a:", "a://"])
+def test_no_text_keeps_the_api_busy_for_looking_like_the_beginning_of_a_secret(word: str) -> None:
+    """Time that grows with the square of a job file's length takes minutes for this one, and nobody else is answered."""
+    began = time.process_time()
+    redacted_text(word * (100_000 // len(word)))
+    assert time.process_time() - began < 20
 
 
 def test_a_token_of_ours_is_blotted_wherever_it_stands() -> None:

@@ -54,6 +54,12 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot(devices=DEVICES, claims=tuple(claims), quotas=quotas)
 
 
+def useless(answer: Arbitration, claim: Claim) -> int:
+    """Devices of a broken job that are in no group it can use, and are left for others as soon as it has those."""
+    minimum = answer.allotments[claim.job].minimum
+    return len(claim.holds - minimum) if claim.wants and minimum else 0
+
+
 @given(snapshots())
 @settings(max_examples=400, deadline=None)
 def test_whatever_jobs_hold_and_want(snapshot: Snapshot) -> None:
@@ -77,6 +83,9 @@ def test_whatever_jobs_hold_and_want(snapshot: Snapshot) -> None:
             other = of[one.yields_to]
             assert other.priority > claim.priority or (other.is_stuck and other.wants), "nobody's turn is taken"
             assert pick(dict.fromkeys(answer.allotments[other.job].grant, 0), other.need, DEVICES), "who can go on with it"
+            lacks = replace(claim.need, least=max(claim.need.least, claim.floor))
+            is_limited = bool(claim.limit) and claim.limit < lacks.num_devices
+            assert is_limited or not pick(dict.fromkeys(claim.holds, 0), lacks, DEVICES), "it could go on itself"
         elif one.yields and not claim.leaving:
             assert one.yields_to is not None and of[one.yields_to].priority > claim.priority and claim.gives
             left = dict.fromkeys(one.grant & claim.core, 0)
@@ -87,7 +96,7 @@ def test_whatever_jobs_hold_and_want(snapshot: Snapshot) -> None:
     for project, quota in snapshot.quotas.items():
         mine = [claim for claim in snapshot.claims if claim.project == project]
         had = sum(len(claim.holds) for claim in mine)
-        has = sum(len(answer.allotments[claim.job].grant | claim.holds) for claim in mine)
+        has = sum(len(answer.allotments[claim.job].grant | claim.holds) - useless(answer, claim) for claim in mine)
         assert has <= max(quota, had), "a quota is never exceeded by what is granted"
 
 
@@ -222,3 +231,24 @@ def test_a_growing_job_leaves_what_a_waiting_one_needs() -> None:
     for first, second in permutations((runs("old", {Device(NodeId("n0"), 0)}, gives=False), waits("new", 2))):
         found = answer(devices, first, second)
         assert len(found.allotments[JobId("new")].grant) == 2 and len(found.allotments[JobId("old")].grant) == 2
+
+
+def test_a_broken_job_that_lacks_nothing_any_more_stands_aside_for_nobody() -> None:
+    devices = a_cluster(2, 2, 2, 2)
+    n0, n1, n2, n3 = ({device for device in devices if device.node == f"n{node}"} for node in range(4))
+    broken = [
+        replace(waits("first", 6), holds=frozenset(n0), is_stuck=True),
+        replace(waits("second", 4), holds=frozenset(n1 | n2), is_stuck=True, submitted_at=9.0),
+    ]
+    found = answer(devices, *broken, runs("third", n3, 2))
+    assert not found.allotments[JobId("second")].is_put_aside and not found.allotments[JobId("second")].yields
+
+
+def test_one_that_more_than_the_whole_cluster_is_too_small_for_takes_nothing_from_another_that_is_broken() -> None:
+    """Its planner has been asked about four devices and found no plan; more are not there."""
+    devices = a_cluster(2, 2)
+    n0, n1 = ({device for device in devices if device.node == f"n{node}"} for node in range(2))
+    first = replace(waits("first", 1), holds=frozenset(n0), is_stuck=True, floor=5)
+    second = replace(waits("second", 4), holds=frozenset(n1), is_stuck=True, submitted_at=9.0)
+    found = answer(devices, first, second)
+    assert found.allotments[JobId("first")].is_put_aside and not found.allotments[JobId("second")].is_put_aside

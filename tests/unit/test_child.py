@@ -19,6 +19,7 @@ SECRETS = {
     "EVERSTEP_TOKEN": "canary",
     "EVERSTEP_TOKEN_FILE": "/state/admin.token",
     "EVERSTEP_REDIS__PASSWORD": "canary",
+    "EVERSTEP_JOIN_TOKEN": "canary",
 }
 PROGRAM = """
 import json, os, resource, time

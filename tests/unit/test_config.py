@@ -9,6 +9,7 @@ import pytest
 
 from api.config import Config, schema
 from api.config_sources import leaves, resolve, value_of, variable_of
+from deploy.configured import assignments
 from orchestrator.domain.errors import Refused
 
 YAML = "api:\n  port: 8265\n  allowed_hosts: [train.example, localhost]\nlog: {level: debug}\n"
@@ -101,3 +102,10 @@ def test_every_setting_has_a_variable_a_description_and_no_secret_is_shown() -> 
     assert made["additionalProperties"] is False
     assert made["$defs"]["ApiSection"]["properties"]["port"]["description"] == "0: any that is free."
     assert found.api_settings("9").max_body_bytes == found.api.max_body_bytes
+
+
+def test_no_password_is_given_among_the_arguments_of_a_process() -> None:
+    with pytest.raises(Refused, match=r"give redis\.password_file, or EVERSTEP_REDIS_PASSWORD") as refused:
+        assignments(["log.level=debug", "redis.password=canary-1"])
+    assert "canary-1" not in refused.value.message
+    assert assignments(["redis.password_file=/run/p"]) == {"redis.password_file": "/run/p"}

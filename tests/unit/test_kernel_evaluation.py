@@ -77,3 +77,22 @@ def test_a_rank_lost_after_the_last_step_is_replaced_and_the_next_generation_eva
     victim = bench.plan.devices[0]
     bench.exited(victim)
     assert not isinstance(bench.state, Stopping), "nobody has evaluated yet"
+
+
+def test_an_evaluation_of_a_state_that_was_rolled_back_is_not_that_of_the_one_made_again() -> None:
+    spec = replace(SPEC, checkpoint=CheckpointSpec(every=3))
+    bench = Bench(spec=spec).submitted().probed().planned().opened().prepared().ready().passed(1, 2)
+    evaluated(bench, 2, 2.5)
+    bench.saved(3).checkpoint(3).passed(4, 5)
+    finished(bench, bench.record.generation, 2.0)
+    assert isinstance(bench.state, Running) and bench.record.evaluation == Evaluation(step=Step(5), loss=2.0), "not saved"
+    for node in bench.plan.nodes:
+        bench.lose_node(node).host_gone(node)
+    for number in range(10, 14):
+        bench.add_node(number)
+    bench.planned().opened().prepared()
+    assert bench.form().committed == 3 and bench.record.evaluation is None
+    bench.ready().passed(4, 5).saved(5).checkpoint(5)
+    assert isinstance(bench.state, Running), "the final state is another one now"
+    finished(bench, bench.record.generation, 2.25)
+    assert isinstance(bench.state, Stopping) and bench.record.evaluation == Evaluation(step=Step(5), loss=2.25)

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain import codec
-from orchestrator.domain.events import CordonRequested, DeadlinePassed, HostClosed, InstantCame, PauseRequested
+from orchestrator.domain.events import (
+    CordonRequested,
+    DeadlinePassed,
+    HostClosed,
+    InstantCame,
+    PauseRequested,
+    ProgramProbed,
+)
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import Failed, JobRecord, Paused, Queued, Reforming, Running, Starting, Stopping
 from orchestrator.domain.protocol import CloseHost
 from orchestrator.supervisor.deadlines import deadlines
-from tests.builders import JOB, Bench, a_spec
+from tests.builders import JOB, Bench, a_profile, a_spec
 from tests.recovering import holding
 from tests.unit.test_kernel_queue import HIGH, broken, goes_on, other, planned, running, submit
 
@@ -149,3 +156,33 @@ def test_a_cordoned_node_on_which_every_rank_of_a_job_has_ended_is_still_one_it_
     bench.add_node(3, devices=1)
     state = planned(bench, JOB).state
     assert isinstance(state, Reforming) and state.forming is not None and stays in state.forming.plan.nodes
+
+
+def large(columns: int, max_runtime_s: float = 0.0) -> Bench:
+    """A job of any number of devices that trains on two nodes of two; its size decides on how few it fits."""
+    lines = tuple(replace(line, shape=(8192, columns)) if line.split else line for line in a_profile().lines)
+    bench = Bench(nodes=2, spec=replace(a_spec(), max_runtime_s=max_runtime_s)).submitted()
+    bench.tell(ProgramProbed(job=JOB, profile=replace(a_profile(), lines=lines)))
+    return bench.planned().opened().prepared().ready().passed(1, 2, 3)
+
+
+def test_what_a_stuck_job_does_not_hold_and_cannot_use_is_another_s_until_more_is_there() -> None:
+    """Three devices are left, and its memory needs four: the third is of no use to it."""
+    bench = large(columns=14400).add_node(2, devices=1)
+    broken(planned(bench, JOB))
+    assert isinstance(bench.state, Reforming) and "needs" in (bench.state.waiting or "")
+    submit(bench, 1, priority=0)
+    assert isinstance(other(bench).state, Queued), "it may still go on"
+    waited(bench, JOB)
+    assert isinstance(planned(bench).kernel.jobs[HIGH].state, Starting)
+    assert goes_on(bench.add_node(5))
+
+
+def test_one_that_has_had_its_time_does_not_end_while_a_plan_on_colder_nodes_is_looked_for() -> None:
+    """What is warm has too little memory, which is asked about first; a free node is there."""
+    bench = large(columns=9600, max_runtime_s=600.0)
+    bench.now += 601
+    bench.tell(InstantCame(key="end"))
+    broken(bench.add_node(2))
+    assert "waiting" in bench.said_to_people() and "not_saved" not in bench.said_to_people()
+    assert isinstance(bench.state, Reforming) and bench.state.forming is not None

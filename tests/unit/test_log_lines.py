@@ -11,8 +11,9 @@ from unittest import mock
 
 import pytest
 
-from api import loglines
+from api import logfiles, loglines
 from api.loglines import Asked, Line
+from api.projections import instant
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.secrecy import Veil
 from worker import logtimes
@@ -146,3 +147,28 @@ def test_times_of_a_log_that_is_turned_over_begin_anew_and_many_get_coarser(logs
     logs.times = LogTimes(every_s=0)
     logs.look()
     assert logs.read().lines == found
+
+
+@pytest.mark.parametrize("times", [float("nan"), 1e300, -1e18, 3e11])
+def test_times_that_a_program_wrote_itself_are_times_all_the_same(logs: Logs, times: float) -> None:
+    logs.write(DEVICES[0], "one\ntwo\n")
+    beside = logs.path(DEVICES[0]).with_suffix(".times")
+    beside.write_bytes(logtimes.NOTE.pack(times, 4) + logtimes.NOTE.pack(1e9, 8) + b"odd")
+    found = logs.read(Asked(), devices=DEVICES[:1])
+    assert texts(found.lines) == ["one", "two"] and [instant(line.at).year for line in found.lines] == [2001, 2001]
+
+
+def test_what_stands_beside_a_log_is_no_link_and_nothing_to_wait_for(logs: Logs, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(logtimes.NOTE.pack(1e9, 4))
+    for device, put in zip(DEVICES, (lambda path: path.symlink_to(elsewhere), os.mkfifo, os.mkdir), strict=True):
+        logs.write(device, "one\n")
+        put(logs.path(device).with_suffix(".times"))
+    assert {line.at for line in logs.read().lines} == {logs.now}
+
+
+def test_names_that_are_no_devices_are_no_logs(logs: Logs) -> None:
+    logs.write(DEVICES[0], "one\n")
+    for name in (b"n1-\xc2\xb2.log", b"n1-1234567.log", b"n\xff-0.log", b"n\n-0.log", b"-0.log"):
+        Path(os.fsdecode(os.fsencode(logs.folder) + b"/" + name)).write_text("x\n")
+    assert logfiles.devices_with_logs(logs.folder) == [f"{DEVICES[0].node}/{DEVICES[0].index}"]

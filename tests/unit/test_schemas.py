@@ -246,6 +246,7 @@ def test_a_job_shorter_than_the_default_warm_up_is_fine() -> None:
         ("a: 1e999", YAML, "a is inf: must be a finite number"),
         ("a: 1\n---\nb: 2", YAML, "not YAML at line 2"),
         ('{"a": "\\ud800"}', JSON, "not text"),
+        ('{"a": {"b\\ud800": 1}}', JSON, "a key of a holds a character that is not text"),
         ("[" * 100_000, JSON, "nested more than 50 levels"),
         ('{"a":' * 60 + "1" + "}" * 60, JSON, "nested more than 50 levels"),
         ("{a: " * 60 + "1" + "}" * 60, YAML, "nested more than 50 levels"),

@@ -84,6 +84,9 @@ def test_a_value_with_lines_is_covered_line_by_line_and_in_what_a_host_tells() -
     [
         ("model.api_key", {"model": {"api_key": CANARY}}),
         ("model.hub.accessToken", {"model": {"hub": {"accessToken": CANARY}}}),
+        ("model.api_key[1]", {"model": {"api_key": ["x", CANARY]}}),
+        ("model.auth_token[1][0]", {"model": {"auth_token": ["x", [CANARY]]}}),
+        ("model.hub", {"model": {"hub": {f"Bearer {CANARY}": 1}}}),
         ("model.list[1]", {"model": {"list": ["x", f"Bearer {CANARY}"]}}),
         ("labels.password", {"labels": {"password": CANARY}}),
         ("data.files[0]", {"data": {"files": [f"s3://me:{CANARY}@bucket/text"]}}),
@@ -106,11 +109,14 @@ def test_what_is_wrong_with_a_file_is_said_without_the_secrets_in_it(changes: di
 
 
 def test_words_of_a_vocabulary_and_names_of_secrets_are_no_secrets() -> None:
+    read(labels={"note": "Basic training, bearer of transformers."}, model={"basic transformer": 1, "api_key": "short"})
     spec = read(model={"pad_token": "<|padding|>", "tokenizer": "byte-level", "seed": 7}, secrets={"HF_TOKEN": "hf-token"})
     assert spec.secrets == {"HF_TOKEN": "hf-token"}
 
 
-@pytest.mark.parametrize("variable", ["PATH", "LD_PRELOAD", "PYTHONPATH", "EVERSTEP_TOKEN", "RAY_AUTH_MODE", "1A", "A-B"])
+@pytest.mark.parametrize(
+    "variable", ["PATH", "TMPDIR", "LD_PRELOAD", "PYTHONPATH", "EVERSTEP_TOKEN", "RAY_AUTH_MODE", "1A", "A-B"]
+)
 def test_a_secret_takes_no_variable_that_is_somebody_elses(variable: str) -> None:
     with pytest.raises(Refused, match="an environment variable that is nobody else's"):
         read(secrets={variable: "x"})
@@ -139,3 +145,7 @@ def test_values_are_kept_in_files_of_their_owner_and_belong_to_a_project(
     assert everstep_secret("ls") == 0 and capsys.readouterr().out == "mine  hf\n"
     assert everstep_secret("rm", "hf", "--project", "mine") == 0 and everstep_secret("rm", "hf") == 102
     assert not list(folder.names()) and CANARY not in str(list(file.parent.iterdir()))
+
+
+def test_no_value_hides_nothing() -> None:
+    assert Veil([""]).over_text("two words") == "two words" and not Veil([""])

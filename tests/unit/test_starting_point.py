@@ -16,7 +16,7 @@ from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.errors import Refused
 from orchestrator.domain.ids import Generation, Rank, Step
 from orchestrator.domain.layout import buckets
-from orchestrator.domain.spec import DataSpec, JobSpec, ParallelSpec
+from orchestrator.domain.spec import DataSpec, EvaluationSpec, JobSpec, ParallelSpec
 from tests.saved import a_plan, answer_of, gradient_of, save, save_entry, state_of, updated
 from tests.tiny_model import a_spec
 from worker.data import sources
@@ -84,6 +84,8 @@ def test_the_same_step_has_to_come_out_as_it_did_and_another_may_not_be_compared
     assert start(spec) == known
     assert start(replace(spec, train=replace(spec.train, learning_rate=1e-5))) == known
     assert start(replace(spec, train=replace(spec.train, seed=9))) == found.reference
+    assert start(replace(spec, evaluation=EvaluationSpec(every=2))) == found.reference, "text that is held out is not drawn"
+    assert start(replace(spec, evaluation=EvaluationSpec(micro_batches=2))) == known, "nothing is"
     for source, same in (("ab", True), ("", True), ("cd", False)):
         kept = replace(found.kept, profile=replace(found.kept.profile, program_sha256="ab"))
         spec_file.file_of(found.path.parent, found.manifest.spec_hash).unlink()

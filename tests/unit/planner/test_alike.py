@@ -71,3 +71,15 @@ def test_a_split_that_does_not_fit_memory_is_left_for_the_usual_one() -> None:
     assert split(asked) == [[(0, 5), (5, 8)]] * 2
     small = replace(asked, devices=tuple((device, "V100") for device, _ in asked.devices))
     assert split(small) == [[(0, 4), (4, 8)]] * 2
+
+
+def test_a_usual_split_that_memory_leaves_is_judged_by_the_same_times() -> None:
+    """tp2 x pp2 in halves takes 9 x 6 units of half a layer, not 9 x 4, and tp4 fits."""
+    profile = replace(a_profile(layers=8), activation_bytes=int(3.5 * (1 << 30)))
+    asked = request((0, 4, 1.0), (4, 8, 3.0), pp=None)
+    one_node = tuple((a_device(0, index), "V100") for index in range(4))
+    asked = replace(asked, profile=profile, devices=one_node, spec=a_spec(dp=1, micro_batches=8))
+    found = choose(asked)
+    assert isinstance(found, Plan) and found.tp == 4, found.reason
+    assert longest(asked, 2) == 4.5 and longest(asked, 2, usual=True) == 6.0
+    assert longest(replace(asked, measured=()), 2) == 4.0
