@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 
 import uvicorn
 import uvloop
@@ -17,6 +16,7 @@ from api.app import create_app
 from api.config import Config
 from api.settings import ApiSettings
 from api.tokens import digest
+from api.version import release
 from orchestrator.adapters.plan_process import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.redis_desk import RedisDesk
@@ -82,16 +82,9 @@ def server_config(app: FastAPI, config: Config) -> uvicorn.Config:
 
 
 def _settings(config: Config) -> ApiSettings:
-    found = config.api_settings(_version())
+    found = config.api_settings(release())
     hosts = tuple(dict.fromkeys((*found.allowed_hosts, config.api.host)))
     return replace(found, allowed_hosts=hosts, local_digest=digest(own_token(config.root)))
-
-
-def _version() -> str:
-    try:
-        return version("everstep")
-    except PackageNotFoundError:
-        return "0"
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from api.client import ApiError, Client, EventView, GapView, JobView, calls
 from api.redaction import redacted, redacted_text
+from api.version import release
 
 from .session import find_job, hint, out, print_json, session_of
 
@@ -42,12 +43,10 @@ def bundle(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """Pack a job's record, history, incidents, plans, log tails and versions, without secrets, to hand to somebody."""
-    from .main import client_version
-
     client = session_of(ctx).client()
     found = client.job(find_job(client, job))
     path = output or Path(f"{found.id}.bundle.tar.gz")
-    names = write(path, client, found, log_lines, client_version())
+    names = write(path, client, found, log_lines, release())
     if as_json:
         print_json({"job": found.id, "path": str(path.resolve()), "bytes": path.stat().st_size, "files": names})
         return

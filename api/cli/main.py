@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from api.client.errors import ClientError
+from api.version import release
 
 from . import (
     access,
@@ -63,16 +63,9 @@ def show_version(ctx: typer.Context, as_json: Annotated[bool, typer.Option("--js
     except ClientError:
         server = None
     if as_json:
-        print_json({"client": client_version(), "server": server})
+        print_json({"client": release(), "server": server})
     else:
-        out().print(f"everstep {client_version()} (server: {server or 'none running'})")
-
-
-def client_version() -> str:
-    try:
-        return version("everstep")
-    except PackageNotFoundError:
-        return "0"
+        out().print(f"everstep {release()} (server: {server or 'none running'})")
 
 
 jobs.register(app)
