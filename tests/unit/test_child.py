@@ -65,8 +65,9 @@ def test_a_job_has_a_tmp_of_its_own_and_what_dead_hosts_left_goes(tmp_path: Path
     gone.wait()
     left = private_tmp.make("job-1", gone.pid)
     (left / "large").write_text("x")
-    other = private_tmp.make("job-2", gone.pid)
-    second = private_tmp.make("job-1", os.getpid())
-    assert sorted(tmp_path.iterdir()) == sorted([mine, other, second]), "what lives and what is another job's stays"
+    foreign = tmp_path / left.name.replace(f"-{gone.pid}-", f"0-{gone.pid}-")  # as seen from another container
+    foreign.mkdir()
+    other = private_tmp.make("job-2", os.getpid())
+    assert sorted(tmp_path.iterdir()) == sorted([mine, foreign, other]), "what may be in use stays, whoever's it is"
     private_tmp.remove(mine)
     assert not mine.exists()
