@@ -52,6 +52,8 @@ class Rig:
     root: Path
     num_nodes: int
     num_devices: int
+    kinds: tuple[str, ...] = ("A100",)
+    """Of the nodes, over and over."""
     losses: dict[int, float] = field(default_factory=dict)
     passed_at: dict[int, float] = field(default_factory=dict)
     """When each step's vote passed, by its host's wall clock."""
@@ -59,8 +61,9 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.store = MemoryStore(time.time)
+        kinds = [self.kinds[i % len(self.kinds)] for i in range(self.num_nodes)]
         self.cluster = LocalHosts(
-            tuple(Node(id=NodeId(f"n{i}"), kind="A100", num_devices=self.num_devices) for i in range(self.num_nodes))
+            tuple(Node(id=NodeId(f"n{i}"), kind=kind, num_devices=self.num_devices) for i, kind in enumerate(kinds))
         )
         self.supervisor: asyncio.Task[None] | None = None
 
@@ -101,9 +104,11 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def a_rig(root: Path, num_nodes: int = 2, num_devices: int = 4) -> AsyncIterator[Rig]:
+async def a_rig(
+    root: Path, num_nodes: int = 2, num_devices: int = 4, kinds: tuple[str, ...] = ("A100",)
+) -> AsyncIterator[Rig]:
     """Each node costs the start of a process that imports torch: as few as the test needs, and two for mirrors apart."""
-    rig = Rig(root, num_nodes, num_devices)
+    rig = Rig(root, num_nodes, num_devices, kinds)
     rig.start_supervisor()
     try:
         yield rig
