@@ -88,11 +88,14 @@ class Member:
         self._has_told = False
         self._answered = ""
         self._again_s = AGAIN_S
+        self._has_name = False
+        """Nobody else is this node; what was left for it is ours to take away."""
 
     def run(self, held: int) -> int:
         """Until it has left. held: the lock on the state directory, a file. Raises EverstepError where it never got in."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told)
+        self._require_name()
         command = [sys.executable, "-m", "deploy.join", "--guard", "--state-dir", str(self._state_dir), self._address]
         # With the lock: whoever comes after a killed one starts no node that its guard would still end.
         guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[held])
@@ -101,6 +104,7 @@ class Member:
                 self._mailbox.delete(word, self._node)
             self._mailbox.put(HERE, self._node)
             self._nodes.join(self._address, self._spec)
+            self._require_name(own=1)  # another may have come at the same time
             what = f"{self._spec.num_devices} {self._spec.kind} at {self._spec.address}"
             _say(f"{self._node} joined {self._address} with {what}")
             # On a thread, because a control plane that is gone is waited for inside Ray, where no signal is heard.
@@ -110,11 +114,22 @@ class Member:
                 staying.join(LOOK_S)
         finally:
             guard.communicate()  # closes its stdin: it ends every process of the node, and is waited for
-            forgetting = threading.Thread(target=self._forget, daemon=True)
-            forgetting.start()
-            forgetting.join(FORGET_S)
+            if self._has_name:
+                forgetting = threading.Thread(target=self._forget, daemon=True)
+                forgetting.start()
+                forgetting.join(FORGET_S)
         _say(f"{self._node} has left")
         return 0
+
+    def _require_name(self, own: int = 0) -> None:
+        """own: nodes of this name that this machine has there. Raises Refused where there are others."""
+        places = self._mailbox.places_of(self._node)
+        self._has_name = len(places) <= own
+        if not self._has_name:
+            raise Refused(
+                f"{self._address} has a node {self._node} already, at {' and '.join(places)}; give this machine another"
+                " --name, or stop that one first"
+            )
 
     def _forget(self) -> None:
         mailbox = Mailbox(self._address)
@@ -168,6 +183,7 @@ class Member:
             return  # its guard has ended what there was, and would not see another
         try:
             self._nodes.kill_now(self._node)
+            self._require_name()
             self._nodes.join(self._address, self._spec)
         except (EverstepError, OSError) as error:
             _say(str(error))

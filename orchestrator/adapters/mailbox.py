@@ -5,11 +5,14 @@
     check/NODE     by the control plane: an id, and what to try; checked/NODE has that id and what was found
     here/NODE      by the machine, for as long as it is one
 
-Calls block and ask a GCS that may be away: they are for threads. What words lead to is their readers' business.
+Calls block and ask a GCS that may be away: they are for threads. What words lead to is their readers' business. Whether a
+name is free is asked there too, of Ray's own table of nodes.
 """
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +24,10 @@ from worker.nodecheck import CheckOrder
 
 NAMESPACE = b"everstep-nodes"
 LEAVING, END, CHECK, CHECKED, HERE = "leaving", "end", "check", "checked", "here"
+_ALIVE = 0
+"""A node's state in Ray's table."""
+ANSWER_S = 2.0
+"""For a node whose port is tried; one that says nothing in that time may still be there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +67,17 @@ class Mailbox:
         data = self.get(CHECKED, node)
         return codec.loads(AnsweredCheck, data) if data else None
 
+    def places_of(self, node: NodeId) -> tuple[str, ...]:
+        """HOST:PORT of every node of this name, but for those whose machine says that nobody listens there.
+
+        Ray calls a node alive for minutes after it died (decision 0012), so its word alone is not enough.
+        """
+        rows = self._ask("get_all_node_info").values()
+        named = [
+            (row.node_manager_address, row.node_manager_port) for row in rows if not row.state and row.node_name == node
+        ]
+        return tuple(f"{host}:{port}" for host, port in sorted(named) if not _is_gone(host, port))
+
     def _ask(self, name: str, *arguments: object) -> Any:
         try:
             if self._client is None:
@@ -70,6 +88,15 @@ class Mailbox:
         except Exception as error:  # Ray has no class for what it raises here
             self._client = None
             raise Unavailable(f"the control plane at {self.address} does not answer: {error}") from error
+
+
+def _is_gone(host: str, port: int) -> bool:
+    with suppress(OSError):  # silence is no evidence
+        try:
+            socket.create_connection((host, port), timeout=ANSWER_S).close()
+        except ConnectionRefusedError:
+            return True
+    return False
 
 
 def leaving_nodes() -> frozenset[NodeId]:

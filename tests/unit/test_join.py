@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
 from deploy import join
 from orchestrator.adapters.local_nodes import LocalNodes, NodeSpec
+from orchestrator.adapters.mailbox import Mailbox
 from orchestrator.adapters.processes import ProcessId
 from orchestrator.adapters.ray_cluster import actor_name
 from orchestrator.domain.errors import NotFound, Refused, Unavailable
@@ -89,6 +92,7 @@ def test_a_node_that_ended_is_brought_again_but_not_where_it_has_to_go(monkeypat
     member = join.Member(nodes, "h:1", NodeSpec("cpu", 1), NodeId("n"), Path("/"), 1)
     member._mailbox = mailbox
     mailbox.get.side_effect, nodes.is_alive.return_value = Unavailable("away"), False
+    mailbox.places_of.return_value = ()
     monkeypatch.setattr(join.time, "sleep", lambda _: None)
     assert member._stays()
     nodes.join.assert_called_once()
@@ -101,3 +105,33 @@ def test_a_node_that_ended_is_brought_again_but_not_where_it_has_to_go(monkeypat
     member._stays()
     nodes.join.assert_called_once()
     assert not member._stays()
+
+
+@pytest.mark.parametrize(("seen", "joined"), [([("10.0.0.2:41",)], 0), ([(), ("10.0.0.1:40", "10.0.0.2:41")], 1)])
+def test_a_name_that_another_machine_has_is_refused_and_its_words_are_left_alone(
+    seen: list[tuple[str, ...]], joined: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where both came at the same time."""
+    nodes, mailbox = mock.Mock(spec=LocalNodes), mock.Mock(spec=join.Mailbox)
+    member = join.Member(nodes, "h:1", NodeSpec("cpu", 1), NodeId("guest"), Path("/"), 1)
+    member._mailbox, mailbox.places_of.side_effect = mailbox, seen
+    monkeypatch.setattr(join.signal, "signal", mock.Mock())
+    monkeypatch.setattr(join.subprocess, "Popen", mock.Mock())
+    monkeypatch.setattr(member, "_forget", mock.Mock(side_effect=AssertionError("the other one's")))
+    with pytest.raises(Refused, match=r"has a node guest already, at .*10\.0\.0\.2:41; give this machine another --name"):
+        member.run(0)
+    assert nodes.join.call_count == joined and (joined or not mailbox.delete.called)
+
+
+def test_a_name_is_free_once_the_machine_that_had_it_says_that_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as lives, socket.create_server(("127.0.0.1", 0)) as closed:
+        there, gone = lives.getsockname()[1], closed.getsockname()[1]
+        closed.close()
+
+        def row(name: str, port: int, state: int = 0) -> SimpleNamespace:
+            return SimpleNamespace(node_name=name, node_manager_address="127.0.0.1", node_manager_port=port, state=state)
+
+        table = [row("guest", there), row("guest", gone), row("guest", there, state=1), row("other", there)]
+        mailbox = Mailbox("h:1", _client=mock.Mock(get_all_node_info=lambda: dict(enumerate(table))))
+        assert mailbox.places_of(NodeId("guest")) == (f"127.0.0.1:{there}",)
+        assert mailbox.places_of(NodeId("another")) == ()
