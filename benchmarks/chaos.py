@@ -1,9 +1,10 @@
-"""Jobs under random faults, one for each shape of plan: whether anybody could tell them from undisturbed ones.
+"""Jobs under random faults, one for each shape of plan, that are made larger and smaller meanwhile: whether anybody could
+tell them from undisturbed ones.
 
-    python -m benchmarks.chaos --json --faults 200 [--seed 7] [--shape pp4] [--kinds nan,bit_flip] [--inexact]
+    python -m benchmarks.chaos --json --faults 200 [--resizes 40] [--seed 7] [--shape pp4] [--kinds nan] [--inexact]
 
-The faults are dealt out over the shapes; one seed gives one sequence of faults. See soak.py for what is compared. The last
-line of output is one JSON object; the exit code is 1 where somebody could tell.
+Both are dealt out over the shapes; one seed gives one sequence of each. See soak.py for what is compared. The last line of
+output is one JSON object; the exit code is 1 where somebody could tell.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, get_args
 from api.chaos import Kind, Schedule
 from api.client import Client
 
+from . import resizes
 from .cluster import end_in_good_order, local_cluster, say
 from .soak import ALL_KINDS, SHAPES, UNNOTICED, Soaked, soak
 
@@ -31,9 +33,9 @@ def main() -> int:
     shapes = [asked.shape] if asked.shape else list(SHAPES)
     found = {}
     for number, name in enumerate(shapes):
-        share = asked.faults * (number + 1) // len(shapes) - asked.faults * number // len(shapes)
+        share, changes = (_part(of, number, len(shapes)) for of in (asked.faults, asked.resizes))
         if share:
-            found[name] = _one(name, seed + number, share, asked)
+            found[name] = _one(name, seed + number, share, changes, asked)
     result = summed(list(found.values())) | {
         "exact": not asked.inexact,
         "seed": seed,
@@ -60,12 +62,18 @@ def summed(runs: Sequence[Soaked]) -> dict[str, Any]:
         "steps_rolled_back": sum(run.report.steps_rolled_back for run in runs),
         "largest_gap": max((run.largest_gap for run in runs), default=0.0),
         "weights_gap": max((run.weights_gap for run in runs), default=0.0),
+        "resizes": sum(run.resized.changes for run in runs),
+        "recuts": sum(run.resized.recuts for run in runs),
         "plans": sorted({plan for run in runs for plan in run.plans}),
     }
 
 
-def _one(name: str, seed: int, faults: int, asked: argparse.Namespace) -> Soaked:
-    say(f"{name}: {faults} faults from seed {seed}")
+def _part(of: int, number: int, parts: int) -> int:
+    return of * (number + 1) // parts - of * number // parts
+
+
+def _one(name: str, seed: int, faults: int, changes: int, asked: argparse.Namespace) -> Soaked:
+    say(f"{name}: {faults} faults and {changes} changes of size from seed {seed}")
     schedule = Schedule(
         seed=seed,
         num_faults=faults,
@@ -80,7 +88,7 @@ def _one(name: str, seed: int, faults: int, asked: argparse.Namespace) -> Soaked
         local_cluster(shape.nodes, asked.state_dir and asked.state_dir / name) as cluster,
         Client(cluster.url, retry_s=60) as client,
     ):
-        return soak(client, schedule, shape, exact=not asked.inexact)
+        return soak(client, schedule, shape, resizes.draw(Random(seed), shape.sizes, changes), exact=not asked.inexact)
 
 
 def _described(run: Soaked) -> dict[str, Any]:
@@ -89,6 +97,8 @@ def _described(run: Soaked) -> dict[str, Any]:
         "seed": run.report.seed,
         "steps": run.steps,
         "plans": run.plans,
+        "resizes": run.resized.changes,
+        "recuts": run.resized.recuts,
         "pauses_s": [round(pause, 3) for pause in run.report.pauses_s],
         "goodput": run.report.goodput,
         "largest_gap": run.largest_gap,
@@ -106,6 +116,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.chaos", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="the JSON line is printed in any case")
     parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--resizes", type=int, help="changes of size; one for every five faults by default")
     parser.add_argument("--rate", type=float, default=30.0, help="faults a minute, on average")
     parser.add_argument("--minutes", type=float, default=0.0, help="no new fault in a run after that long; 0 for no limit")
     parser.add_argument("--seed", type=int, help="of whom and when; another one every time by default")
@@ -116,6 +127,8 @@ def _arguments() -> argparse.Namespace:
     asked = parser.parse_args()
     if asked.faults < 1:
         parser.error(f"--faults is {asked.faults}, at least 1 is needed; raise it")
+    if asked.resizes is None:
+        asked.resizes = asked.faults // 5
     return asked
 
 

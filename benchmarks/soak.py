@@ -1,14 +1,16 @@
-"""One job under random faults, and the same job undisturbed: whether anybody could tell the two apart.
+"""One job under random faults, made larger and smaller meanwhile, and the same job undisturbed: whether anybody could tell
+the two apart.
 
 When the last fault has its verdict the job is ended at its next checkpoint; its twin then trains to the same step on the
-same cluster without faults. Losses, the final weights and moments, and the samples that were trained on are compared. It
-owns the comparison; what is done to the job is the schedule's business, and whether it was noticed the supervisor's.
+same cluster without any of that. Losses, the final weights and moments, and the samples that were trained on are compared.
+It owns the comparison; what is done to the job is the schedule's business, and whether it was noticed the supervisor's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from worker.checkpoint.reader import read
 from worker.data.sampling import sample_indices
 
 from .cluster import NODES, NotMeasured, say
+from .resizes import Resized, Resizes
 
 ALL_KINDS: Mapping[Kind, float] = {
     "kill": 8, "stop": 2, "slow": 1, "exit": 1, "raise": 1, "gil_hang": 2, "nan": 2, "bit_flip": 2, "cut_link": 2,
@@ -46,21 +49,28 @@ EPOCH = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a job is asked to run as, on which nodes. tp is fixed: with it, whatever is lost, the bits are."""
+    """What a job is asked to run as, on which nodes. tp is fixed: with it, whatever is lost, the bits are.
+
+    sizes: numbers of devices of which it uses every one, the most that its nodes have among them.
+    """
 
     tp: int
     pp: int | None = None
+    dp: int | None = None
     layers: int = 4
     nodes: tuple[NodeSpec, ...] = NODES
+    sizes: tuple[int, ...]
 
 
 SHAPES: Mapping[str, Shape] = {
-    "tp2xpp2": Shape(tp=2, pp=2),
-    "pp4": Shape(tp=1, pp=4),
-    "dp8": Shape(tp=1, pp=1),
-    "uneven": Shape(tp=2, layers=5, nodes=NODES[:3]),
+    "tp2xpp2": Shape(tp=2, pp=2, sizes=(4, 8)),
+    "pp4": Shape(tp=1, pp=4, sizes=(4, 8)),
+    "dp8": Shape(tp=1, pp=1, sizes=(4, 6, 8)),
+    "uneven": Shape(tp=2, layers=5, nodes=NODES[:3], sizes=(4, 6)),
+    "recut": Shape(tp=1, dp=2, layers=6, sizes=(4, 6, 8)),
 }
-"""uneven: three pipelines share eight micro-batches, and two stages five layers where a node is gone."""
+"""uneven: three pipelines share eight micro-batches. recut: two pipelines as deep as there are devices, so that whoever is
+lost, comes or goes, every stage holds other layers than before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +78,7 @@ class Soaked:
     """What a disturbed and an undisturbed run came to. largest_gap: of losses, relative, over the steps compared."""
 
     report: ReportView
+    resized: Resized
     steps: int
     plans: tuple[str, ...]
     curve_equal: bool
@@ -90,14 +101,22 @@ def job_file(shape: Shape, *, steps: int = ENDLESS, exact: bool = True, sequence
         "data": {"files": ["{stdlib}/*.py"], "max_bytes": 2_000_000},
         "model": {"layers": shape.layers, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 160},
         "train": train | ({"exact": "best_effort"} if exact else {}),
-        "parallel": {"tp": shape.tp} | ({"pp": shape.pp} if shape.pp else {}),
+        "parallel": {name: one for name, one in (("tp", shape.tp), ("pp", shape.pp), ("dp", shape.dp)) if one},
         "checkpoint": {"every": EVERY},
         "recovery": {"max_attempts": 50},
     }
 
 
-def soak(client: Client, schedule: Schedule, shape: Shape, *, exact: bool = True, sequence: int = 64) -> Soaked:
-    """Raises NotMeasured where a job ends by itself."""
+def soak(
+    client: Client,
+    schedule: Schedule,
+    shape: Shape,
+    script: Sequence[int] = (),
+    *,
+    exact: bool = True,
+    sequence: int = 64,
+) -> Soaked:
+    """script: of changes of size (resizes.py). Raises NotMeasured where a job ends by itself."""
     job = client.submit(job_file(shape, exact=exact, sequence=sequence)).id
     _until_step(client, job, 3)
     seen: set[str] = set()
@@ -108,7 +127,7 @@ def soak(client: Client, schedule: Schedule, shape: Shape, *, exact: bool = True
         seen.update([plan.summary] if plan else [])
 
     chaos = Chaos(client, job, schedule, tell)
-    chaos.run()
+    resized = _run_beside(chaos, client, job, script)
     ended = _end_at_a_checkpoint(client, job)
     say(f"{ended.step} steps; now its undisturbed twin")
     assert ended.checkpoint is not None
@@ -122,6 +141,7 @@ def soak(client: Client, schedule: Schedule, shape: Shape, *, exact: bool = True
     lost, doubled = samples_ledger(disturbed, ended.step, again["train"])
     return Soaked(
         report=chaos.report(undisturbed),
+        resized=resized,
         steps=ended.step,
         plans=tuple(sorted(seen)),
         curve_equal=max(gaps, default=0.0) <= (0.0 if exact else CURVE_TOLERANCE),
@@ -176,6 +196,19 @@ def largest_difference(one: Path, other: Path) -> float:
             gap = float((values - second[key]).abs().max())
             gaps.append(max(gap, 1e-45) if gap == gap else float("inf"))
     return max(gaps)
+
+
+def _run_beside(chaos: Chaos, client: Client, job: str, script: Sequence[int]) -> Resized:
+    """Faults and changes of size, each as they come; returns once both are through."""
+    with Client(client.base_url, retry_s=60) as own, ThreadPoolExecutor(1) as thread:
+        resizes = Resizes(own, job, script)
+        changing = thread.submit(resizes.run)
+        try:
+            chaos.run()
+            chaos.tend(changing.done)
+        finally:
+            resizes.end()
+        return changing.result()
 
 
 def _until_step(client: Client, job: str, step: int) -> None:

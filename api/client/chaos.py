@@ -97,6 +97,14 @@ class Chaos:
         self._wait_for_verdicts()
         return self.report()
 
+    def tend(self, until: Callable[[], bool]) -> None:
+        """Give back what faults took, nodes and devices, for as long as somebody else is not through with the job."""
+        while not until():
+            self._look()
+            self._grow_back(time.monotonic())
+            self._release()
+            time.sleep(POLL_S)
+
     def report(self, twin: Sequence[StepView] = ()) -> ReportView:
         self._look()
         job = self._client.job(self._job)

@@ -1,4 +1,6 @@
-"""A short seeded soak on a real local cluster: random faults, nodes lost and grown back, and nobody can tell afterwards."""
+"""A short seeded soak on a real local cluster: random faults, nodes lost and grown back, the job made smaller and larger
+and its stages cut anew meanwhile, and nobody can tell afterwards.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,30 @@ import pytest
 from api.chaos import Schedule
 from api.client import Client
 from api.client.chaos import draw
+from benchmarks.resizes import DRAIN
 from benchmarks.soak import ALL_KINDS, SHAPES, UNNOTICED, soak
 from deploy.local import up
 
 pytestmark = pytest.mark.timeout(420)
 SEED = int(os.environ.get("EVERSTEP_SEED", "255"))
 NUM_FAULTS = 9
+SCRIPT = (4, 8, DRAIN, 6)
+"""Devices of two pipelines that are as deep as they allow."""
 
 
 def test_a_short_soak_leaves_no_trace(tmp_path: Path) -> None:
-    shape = SHAPES["tp2xpp2"]
+    shape = SHAPES["recut"]
     cluster = up(tmp_path, shape.nodes, chaos=True, say=print)
     try:
         with Client(cluster.url, retry_s=60) as client:
-            found = soak(client, schedule(SEED), shape, exact=True, sequence=32)
+            found = soak(client, schedule(SEED), shape, SCRIPT, exact=True, sequence=32)
     finally:
         cluster.down()
     report = found.report
-    print(f"EVERSTEP_SEED={SEED}", report.kinds, report.verdicts, report.points, found.plans, report.goodput)
+    print(f"EVERSTEP_SEED={SEED}", report.kinds, report.verdicts, report.points, found.resized, found.plans, report.goodput)
     assert report.num_faults >= 4, "something was done to it"
-    assert len(found.plans) > 1, "and it was not always the same plan that trained"
+    assert found.resized.changes == len(SCRIPT) and found.resized.recuts >= 2, "and its stages held other layers"
+    assert len(found.plans) > 1
     assert set(report.verdicts) <= UNNOTICED, report.faults
     assert (found.samples_lost, found.samples_doubled) == (0, 0)
     assert found.curve_equal and found.weights_bit_equal, (found.largest_gap, found.weights_gap)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 from statistics import median
 
 import pytest
 
+from benchmarks import resizes
+from benchmarks.soak import SHAPES
 from benchmarks.stats import StepTime, medians_by_name, paired_ratio, quantile, step_times, within
 
 
@@ -83,3 +86,13 @@ def test_the_middle_quantile_is_the_median() -> None:
 def test_phases_that_only_some_recoveries_have_are_medians_of_those() -> None:
     rows = [{"detect": 0.01, "transfer": 0.2}, {"detect": 0.03}, {"detect": 0.02, "transfer": 0.4}]
     assert medians_by_name(rows) == pytest.approx({"detect": 0.02, "transfer": 0.3})
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_a_script_of_changes_asks_for_another_size_each_time(shape: str) -> None:
+    sizes = SHAPES[shape].sizes
+    script = resizes.draw(Random(5), sizes, 60)
+    asked = [max(sizes), *(one for one in script if one != resizes.DRAIN)]
+    assert script == resizes.draw(Random(5), sizes, 60) and set(script) == {resizes.DRAIN, *sizes}
+    assert all(one != other for one, other in pairwise(asked))
+    assert max(sizes) == sum(node.num_devices for node in SHAPES[shape].nodes)
