@@ -1,7 +1,7 @@
-"""Which losses a placed plan survives without moving any state, and which without losing any: in counts and in words.
+"""Which losses a placed plan survives without moving any layer, and which without losing any: in counts and in words.
 
-Three things may happen to a device: its pipeline breaks, and others, which hold the same layers, take its ids (no state
-moves but to make it safe again); its mirror takes over what it owned; or both copies of something are lost, and a
+Three things may happen to a device: its pipeline breaks, and others, which hold the same layers, take its ids and what it
+owned of the state (nothing else moves); its mirror takes over what it owned; or both copies of something are lost, and a
 checkpoint is needed.
 """
 
@@ -23,7 +23,9 @@ class Survival:
 
     nodes: int
     absorbed: int
-    """Some pipeline goes on unharmed and every interval is still held: ids are dealt out anew, nothing is moved."""
+    """Some pipeline goes on unharmed and every interval is still held: ids and what is owned are dealt out anew, and no
+    layer moves.
+    """
     kept: int
     """No pipeline is whole any more, but every interval is still held: a re-plan moves state, nothing is lost."""
     lost: int
@@ -72,7 +74,8 @@ def _words(nodes: int, absorbed: int, kept: int, lost: int, domains: tuple[str, 
     said = []
     if absorbed:
         said.append(
-            f"any one of {absorbed} of {nodes} nodes may be lost and the other pipelines take its ids, moving nothing"
+            f"any one of {absorbed} of {nodes} nodes may be lost and the other pipelines take its ids: no layer moves, and"
+            " what it owned of the state is shared out anew"
         )
     if kept:
         said.append(

@@ -66,7 +66,7 @@ def test_another_node_never_makes_it_slower(a100: int, h100: int, kind: str, ids
         found = search(an_ask(a_model(6, 4096, sequence=2048), cluster, ids))
         assert isinstance(found, Planned)
         seconds.append(found.best.seconds)
-    assert seconds[1] <= seconds[0] * 1.05, "up to what a reduction over more replicas costs, and the search may miss"
+    assert seconds[1] <= seconds[0] * 1.01, "the search is allowed to miss so much of the best plan there is"
 
 
 def test_the_order_of_nodes_changes_nothing() -> None:
