@@ -24,17 +24,19 @@ class Stage:
     last: int
     devices: tuple[Device, ...]
     shares: tuple[int, ...] = ()
-    """Of each of its layers' state, what it owns against the other stages that hold the layer: weights, one a layer. Empty,
-    for it or for one of those others: all own alike."""
+    """Of each of its layers' state, what it owns against the other stages that hold the layer: weights, one a layer, or one
+    for all of them. Empty, for it or for one of those others: all own alike."""
 
     def __post_init__(self) -> None:
-        if self.shares and len(self.shares) != self.last - self.first:
+        if len(self.shares) not in (0, 1, self.last - self.first):
             raise ValueError(
-                f"{len(self.shares)} shares for layers {self.first}..{self.last - 1}; give one a layer or none"
+                f"{len(self.shares)} shares for layers {self.first}..{self.last - 1}; give one a layer, one or none"
             )
 
     def share_of(self, layer: int) -> int:
         """0 where it does not say."""
+        if len(self.shares) == 1:
+            return self.shares[0]
         return self.shares[layer - self.first] if self.shares else 0
 
 

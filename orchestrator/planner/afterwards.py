@@ -9,6 +9,7 @@ from orchestrator.domain.plan import Plan
 
 from .ask import Ask, Proposal
 from .compose import Member
+from .heirs import in_place
 from .job import ask_of
 from .machines import Machines, of_devices
 from .owning import fits_as_it_is, with_shares, words
@@ -57,10 +58,11 @@ def after_loss(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | None
     if not is_allowed or not set(plan.devices) <= set(here):
         return None
     # Who goes on owns what it owned, and a part of what is free, unless that is too much for it.
-    if change.kept and fits_as_it_is(plan, request.spec, request.profile, here, request.table):
-        return plan
-    shared = with_shares(plan, request.spec, request.profile, here, request.speeds, request.table)
-    return shared and replace(shared, reason=shared.reason + words(shared, here))
+    anew = with_shares(plan, request.spec, request.profile, here, request.speeds, request.table)
+    for shared in (in_place(plan, running, anew), plan) if change.kept else ():
+        if fits_as_it_is(shared, request.spec, request.profile, here, request.table):
+            return shared
+    return anew and replace(anew, reason=anew.reason + words(anew, here))
 
 
 def current_of(plan: Plan, machines: Machines, ask: Ask, benches: Benches) -> Current | None:

@@ -20,7 +20,9 @@ from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
 from orchestrator.domain.profile import BLOCK, splits_a_block
 
 from .alike import heaviest, layer_bounds, longest, split_words
+from .heirs import in_place
 from .mixed import choose_mixed, is_mixed
+from .owning import fits_as_it_is
 from .replan import Outlook
 
 STATE_BYTES = 16
@@ -145,7 +147,16 @@ def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasi
     if best is None:
         return Infeasible(reason=why_not or f"no tp x pp x dp of {total} devices fits the job's constraints; lower them")
     _, degrees, groups, asked = best
-    return _plan(asked, degrees, groups, total)
+    return _after(asked, _plan(asked, degrees, groups, total))
+
+
+def _after(request: ChoosePlan, plan: Plan) -> Plan:
+    """Where it is what is left of the plan that ran, who goes on keeps what it owned, as far as memory allows."""
+    if request.running is None:
+        return plan
+    shared, kinds = in_place(plan, request.running), dict(request.devices)
+    fits = shared is not plan and fits_as_it_is(shared, request.spec, request.profile, kinds, request.table)
+    return shared if fits else plan
 
 
 def _never(request: ChoosePlan) -> str:

@@ -7,8 +7,10 @@ much shorter. A mirror counts on the device that keeps it. It refuses to know ho
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate, pairwise
 
 from orchestrator.domain.ids import Device, NodeId
@@ -69,13 +71,13 @@ def fits_as_it_is(
 def words(plan: Plan, kinds: Mapping[Device, str]) -> str:
     """`; of a layer's state an A100 owns 10 %, a B200 35 %`; nothing where all own alike."""
     found: dict[str, list[float]] = {}
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            for layer in range(stage.first, stage.last) if stage.shares else ():
-                whole = sum(
-                    one.share_of(layer) for other in plan.pipelines for one in other.stages if one.first <= layer < one.last
-                )
-                found.setdefault(kinds.get(stage.devices[0], "?"), []).append(stage.share_of(layer) / max(1, whole))
+    whole: Counter[int] = Counter()
+    told = [stage for pipeline in plan.pipelines for stage in pipeline.stages if stage.shares]
+    for stage in told:
+        whole.update({layer: stage.share_of(layer) for layer in range(stage.first, stage.last)})
+    for stage in told:
+        mine = (stage.share_of(layer) / max(1, whole[layer]) for layer in range(stage.first, stage.last))
+        found.setdefault(kinds.get(stage.devices[0], "?"), []).extend(mine)
     said = []
     for kind, shares in sorted(found.items()):
         low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
@@ -96,6 +98,10 @@ class _Seen:
         self.mirror = partners(plan) if rules.mirrors else {}
         self.rooms = _rooms(plan, model, rules, kinds, spec.train.micro_batch_size)
         self.holders = [self._holder(plan, stage, rules, kinds[stage.devices[0]]) for stage in self.stages]
+        self._held = [_Held() for _ in self.amounts]
+        for stage, one in self.pairs():
+            for part in range(one.first, one.last):
+                self._held[part].add(stage, self.bounds[part])
 
     def _holder(self, plan: Plan, stage: Stage, rules: Rules, kind: DeviceKind) -> Holder:
         # Room for what it owns and for what it mirrors. Half of it for each is enough, whatever its partners' shares are.
@@ -112,16 +118,14 @@ class _Seen:
 
     def number(self, part: int) -> int:
         """Stages that hold it."""
-        return sum(one.first <= part < one.last for one in self.holders)
+        return self._held[part].number
 
     def told(self, stage: Stage, part: int) -> float:
         """What a stage owns of a part as the plan is."""
-        layer = self.bounds[part]
-        others = [other for other, one in self.pairs() if one.first <= part < one.last]
-        whole = sum(other.share_of(layer) for other in others)
-        if not whole or not all(other.shares for other in others):
-            return self.amounts[part] / len(others)
-        return self.amounts[part] * stage.share_of(layer) / whole
+        held = self._held[part]
+        if not held.shares or not held.is_told:
+            return self.amounts[part] / held.number
+        return self.amounts[part] * stage.share_of(self.bounds[part]) / held.shares
 
     def fits(self, taken: Taken) -> bool:
         owned = {device: sum(mine) for stage, mine in zip(self.stages, taken, strict=True) for device in stage.devices}
@@ -146,25 +150,37 @@ class _Seen:
         return found
 
 
+@dataclass(slots=True)
+class _Held:
+    """Of one part: how many stages hold it, what their shares add up to, and whether all of them say."""
+
+    number: int = 0
+    shares: int = 0
+    is_told: bool = True
+
+    def add(self, stage: Stage, layer: int) -> None:
+        self.number += 1
+        self.shares += stage.share_of(layer)
+        self.is_told = self.is_told and bool(stage.shares)
+
+
 def _rooms(plan: Plan, model: Model, rules: Rules, kinds: Mapping[Device, DeviceKind], samples: int) -> dict[Device, float]:
     """Parameters whose state fits beside copies and activations, of each device."""
     found = {}
+
+    @cache
+    def other(first: int, last: int, kind: DeviceKind, in_flight: int) -> float:
+        """Bytes of what a stage holds besides: there are many stages alike."""
+        layers = model.layers[first:last]
+        beside = need(layers, model, kind, rules, tp=plan.tp, samples=samples, in_flight=in_flight, replicas=1, share=0.0)
+        return beside.total
+
     for pipeline in plan.pipelines:
         depth, ids = len(pipeline.stages), len(pipeline.micro_batches)
         for number, stage in enumerate(pipeline.stages):
             kind = kinds[stage.devices[0]]
-            other = need(
-                model.layers[stage.first : stage.last],
-                model,
-                kind,
-                rules,
-                tp=plan.tp,
-                samples=samples,
-                in_flight=live(ids, depth, number),
-                replicas=1,
-                share=0.0,
-            )
-            room = (usable(kind) * (1 + 1e-9) - other.total) / rules.owned_bytes
+            beside = other(stage.first, stage.last, kind, live(ids, depth, number))
+            room = (usable(kind) * (1 + 1e-9) - beside) / rules.owned_bytes
             found.update(dict.fromkeys(stage.devices, room))
     return found
 

@@ -24,6 +24,7 @@ from orchestrator.domain.plan import Pipeline, Plan
 from .ask import Ask, NoPlan, Planned, Proposal
 from .compose import Member
 from .cost import Breakdown
+from .heirs import fewest_helpers, nearest
 from .machines import ClassKey, Machines
 from .pipelines import Bench, Track
 from .placement import place
@@ -224,7 +225,7 @@ def _running(
     if overfull(bench, members, replicas):
         return None
     breakdown = price(bench, members)
-    recut = _recut_bytes(bench, sorted(kept), len(current.plan.pipelines)) * current.proposal.tp
+    recut = _given_bytes(bench, sorted(kept), len(current.plan.pipelines)) * current.proposal.tp
     moved_bytes += recut
     slowest = min(bench.classes[index].kind.network_gb_s for track in by_track for index in set(track.classes)) * 1e9
     seconds += recut / (slowest * current.proposal.tp * sum(track.depth for track, _ in kept.values()))
@@ -238,6 +239,19 @@ def _running(
     )
 
 
+def _given_bytes(bench: Bench, kept: Sequence[int], before: int) -> float:
+    """The same as _recut_bytes where what the lost ones owned goes to those around them (heirs.py)."""
+    lost, helpers = sorted(set(range(before)) - set(kept)), fewest_helpers(before, len(kept))
+    if helpers * len(lost) >= len(kept):
+        return _recut_bytes(bench, kept, before)
+    moved = 0.0
+    for number in lost:
+        near = nearest(kept, number, helpers)
+        there = sorted([*near, number])
+        moved += (1.0 - _stays([there.index(one) for one in near], len(there))) * len(there)
+    return bench.params[-1] * bench.rules.owned_bytes * (1 + bench.rules.mirrors) * moved / before
+
+
 def _recut_bytes(bench: Bench, kept: Sequence[int], before: int) -> float:
     """Master weights and moments of one tp rank's part of the model that change places because fewer pipelines share them
     out, mirrors counted as what they mirror: as if all held the same layers, and owned alike.
@@ -246,11 +260,15 @@ def _recut_bytes(bench: Bench, kept: Sequence[int], before: int) -> float:
     """
     if list(kept) == list(range(before)):
         return 0.0
-    stays = sum(
+    return bench.params[-1] * bench.rules.owned_bytes * (1 + bench.rules.mirrors) * (1.0 - _stays(kept, before))
+
+
+def _stays(kept: Sequence[int], before: int) -> float:
+    """Of what all owned, the share whose owner is the same once those that are kept own equal parts in the same order."""
+    return sum(
         max(0.0, min((place + 1) / len(kept), (number + 1) / before) - max(place / len(kept), number / before))
         for place, number in enumerate(kept)
     )
-    return bench.params[-1] * bench.rules.owned_bytes * (1 + bench.rules.mirrors) * (1.0 - stays)
 
 
 def _with(proposal: Proposal, members: tuple[Member, ...], breakdown: Breakdown) -> Proposal:

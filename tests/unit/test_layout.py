@@ -192,6 +192,8 @@ def test_who_has_twice_the_share_owns_twice_as_much() -> None:
 
 
 def test_a_share_is_given_for_every_layer_or_for_none() -> None:
+    """Or one for all of them."""
+    assert [Stage(first=1, last=4, devices=(a_device(0),), shares=(7,)).share_of(layer) for layer in (1, 2, 3)] == [7, 7, 7]
     with pytest.raises(ValueError, match="one a layer"):
         Stage(first=0, last=3, devices=(a_device(0),), shares=(1, 2))
 
