@@ -142,11 +142,11 @@ def a_report(
 class Bench:
     """One job and the kernel. Every method that tells the kernel something keeps what came of it in `last`."""
 
-    def __init__(self, *, nodes: int = 4, devices: int = 2, spec: JobSpec | None = None) -> None:
+    def __init__(self, *, nodes: int = 4, devices: int = 2, spec: JobSpec | None = None, kind: str = "cpu") -> None:
         self.spec = spec or a_spec(tp=2, pp=2, dp=2)
         self.kernel = State(root="/shared")
         self.now = 1000.0
-        self.nodes = {NodeId(f"n{i}"): Node(id=NodeId(f"n{i}"), kind="cpu", num_devices=devices) for i in range(nodes)}
+        self.nodes = {NodeId(f"n{i}"): Node(id=NodeId(f"n{i}"), kind=kind, num_devices=devices) for i in range(nodes)}
         self.last: Stepped
         self.effects: dict[EffectId, Effect] = {}
         self.history: list[HistoryEntry] = []
@@ -182,9 +182,9 @@ class Bench:
         self.nodes[node] = replace(self.nodes[node], status=NodeStatus.UP if speaks else NodeStatus.UNREACHABLE)
         return self.see_nodes()
 
-    def add_node(self, number: int, devices: int = 2) -> Bench:
+    def add_node(self, number: int, devices: int = 2, kind: str = "cpu") -> Bench:
         node = NodeId(f"n{number}")
-        self.nodes[node] = Node(id=node, kind="cpu", num_devices=devices)
+        self.nodes[node] = Node(id=node, kind=kind, num_devices=devices)
         return self.see_nodes()
 
     def label(self, node: NodeId, **labels: str) -> Bench:

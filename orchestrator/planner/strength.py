@@ -3,7 +3,7 @@ a recovery.
 
     devices alike    the rectangular plan they would get, against the one that runs
     several kinds    the rate at which they compute together, measured or predicted, against the running plan's
-    same plan        the pipeline that ends last, with others in some of its places
+    another plan     the pipeline that ends last: with others in some of its places, or of another shape
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def throughput(request: ChoosePlan, devices: Iterable[Device], plan: Plan) -> fl
 
 
 def replaced(request: ChoosePlan, plan: Plan, other: Plan) -> float:
-    """Steps a second of `other`, which is `plan` with other devices in some places, over those of `plan`."""
+    """Steps a second of `other`, over those of `plan`, by what computing takes; 1 on devices alike."""
     if not is_mixed(request):
         return 1.0
     layer_s = _layer_s(request, [*plan.devices, *other.devices], plan.tp)

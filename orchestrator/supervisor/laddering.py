@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Step
 from orchestrator.domain.job import Reforming
 from orchestrator.domain.plan import Infeasible, Plan
@@ -15,7 +14,7 @@ from orchestrator.recovery.ladder import Situation, options, substitute
 
 from .draft import Draft
 from .forming import begin_forming
-from .speeds import slow_nodes, stage_times
+from .speeds import about
 
 SLOW = frozenset({Rung.REPLAN_ALL, Rung.WAIT})
 """Until these have come to an end, what was mirrored by the lost is held once."""
@@ -96,20 +95,10 @@ def _situation(draft: Draft, plan: Plan) -> Situation:
 
 def _strength(draft: Draft, seen: Situation) -> dict[Rung, float | None]:
     """How fast the job would be after each rung, as its planner has it."""
-    kinds = draft.kinds
-    named = {*seen.plan.devices, *seen.usable, *(device for spare in seen.spares.values() for device in spare)}
-    if any(device.node not in kinds for device in named):
-        return {}  # a node that is gone for good: its kind is not known any more
-    request = ChoosePlan(
-        job=draft.record.id,
-        generation=draft.next_generation(),
-        spec=seen.spec,
-        profile=seen.profile,
-        devices=tuple((device, kinds[device.node]) for device in sorted(named)),
-        speeds=slow_nodes(draft),
-        measured=stage_times(draft),
-        rows=draft.rows,
-    )
+    spares = (device for spare in seen.spares.values() for device in spare)
+    request = about(draft, (*seen.plan.devices, *seen.usable, *spares))
+    if request is None:
+        return {}
     found: dict[Rung, float | None] = {Rung.REPLAN_WARM: throughput(request, seen.warm, seen.plan)}
     all_alike = seen.usable == seen.warm
     found[Rung.REPLAN_ALL] = found[Rung.REPLAN_WARM] if all_alike else throughput(request, seen.usable, seen.plan)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from statistics import median
 
 from orchestrator.detection.straggler import KEPT
 from orchestrator.domain.balance import StageTime
+from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.job import Reforming, Running
 from orchestrator.domain.plan import Plan
@@ -27,6 +29,25 @@ def slow_nodes(draft: Draft) -> dict[NodeId, float]:
         node: sum(1 / found.get(Device(node, index), 1.0) for index in range(sizes[node])) / sizes[node]
         for node in sorted({device.node for device in found} & set(sizes))
     }
+
+
+def about(draft: Draft, devices: Iterable[Device]) -> ChoosePlan | None:
+    """A question about these devices, for whoever prices plans by what is known of them (planner/strength.py). None where
+    a device's node is gone for good: its kind is not known any more.
+    """
+    record, kinds, named = draft.record, draft.kinds, sorted(set(devices))
+    if record.profile is None or any(device.node not in kinds for device in named):
+        return None
+    return ChoosePlan(
+        job=record.id,
+        generation=draft.next_generation(),
+        spec=record.sized_spec,
+        profile=record.profile,
+        devices=tuple((device, kinds[device.node]) for device in named),
+        speeds=slow_nodes(draft),
+        measured=stage_times(draft),
+        rows=draft.rows,
+    )
 
 
 def stage_times(draft: Draft) -> tuple[StageTime, ...]:

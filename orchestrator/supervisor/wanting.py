@@ -13,6 +13,8 @@ from orchestrator.domain.job import PLANNING, Failed, Queued, Reforming, Running
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rungs import Rung
 from orchestrator.jobs.arbitration import Allotment
+from orchestrator.planner.strength import replaced
+from orchestrator.recovery.balance import GAIN
 from orchestrator.recovery.ladder import HORIZON_S
 
 from .draft import Draft
@@ -21,7 +23,7 @@ from .joining import advance_join, drop_join
 from .laddering import nothing_fits, planned
 from .moving import cannot_move, why_move
 from .sparing import reserved
-from .speeds import slow_nodes, stage_times
+from .speeds import about, slow_nodes, stage_times
 from .stopping import stop
 
 IN_THE_QUEUE = "it waits in the queue for devices that others hold"
@@ -63,10 +65,19 @@ def plan_chosen(draft: Draft, chosen: PlanChosen) -> None:
     if isinstance(state, Queued) or (isinstance(state, Reforming) and state.forming is None):
         planned(draft, result)
         begin_forming(draft, result)
-    elif isinstance(state, Running):
-        is_larger = result.world_size > (draft.record.target or state.plan).world_size
-        if (why := why_move(draft, state.plan)) or is_larger:
-            _warm_up_to(draft, result, why or "new devices")
+    elif isinstance(state, Running) and (
+        why := why_move(draft, state.plan) or _why_better(draft, draft.record.target or state.plan, result)
+    ):
+        _warm_up_to(draft, result, why)
+
+
+def _why_better(draft: Draft, plan: Plan, other: Plan) -> str:
+    """Why the other plan is worth a pause, in words; "" where it is not. Of several kinds fewer devices may be faster."""
+    if other.world_size > plan.world_size:
+        return "new devices"
+    request = about(draft, (*plan.devices, *other.devices))
+    times = 1.0 if request is None else replaced(request, plan, other)
+    return f"steps take {1 - 1 / times:.0%} less on other devices" if times >= 1 + GAIN else ""
 
 
 def _learn(draft: Draft, result: Plan | Infeasible) -> None:

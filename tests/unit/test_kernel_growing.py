@@ -17,7 +17,7 @@ from orchestrator.domain.protocol import (
 )
 from orchestrator.domain.status import aside_of
 from orchestrator.supervisor.deadlines import deadlines
-from tests.builders import JOB, Bench, a_device, a_profile, a_report
+from tests.builders import JOB, Bench, a_device, a_profile, a_report, a_spec
 from tests.recovering import N0, N3, holding, reforming, trained
 
 
@@ -139,3 +139,28 @@ def test_a_resize_is_not_settled_before_a_rank_has_left() -> None:
     assert newcomers and list(deadlines(grown.record)) == ["isolated:2"], "who has no vote in it proves nothing"
     grown.reports(a_report(grown.device(0), generation=2, voted=4, passed=4, held=4))
     assert "settle:2" in deadlines(grown.record)
+
+
+def on_a100s() -> Bench:
+    """One micro-batch each for four of them, paced as they compute."""
+    spec = a_spec(tp=1, pp=1, micro_batches=4)
+    spec = replace(spec, train=replace(spec.train, emulated_layer_s=0.01))
+    return Bench(nodes=4, devices=1, spec=spec, kind="A100").running().passed(1, 2, 3)
+
+
+def test_a_faster_node_that_makes_fewer_devices_the_faster_plan_is_used() -> None:
+    bench = on_a100s().add_node(4, devices=1, kind="B200").planned()
+    target = bench.record.target
+    assert target is not None and target.nodes == ("n4",) and bench.plan.world_size == 4
+    assert "less on other devices" in bench.history[-1].message
+    bench.said(NodeId("n4"), HostOpened(seconds=1.0)).passed(4).copying().caught_up()
+    assert {node for node, _ in bench.calls(StopAfter)} == set(bench.plan.nodes)
+    bench.reports(replace(holding(4)(bench.device(0)), stopped=True))
+    bench.all_report(holding(4)).prepared().ready().passed(5)
+    assert isinstance(bench.state, Running) and bench.plan.nodes == ("n4",)
+    assert bench.record.incidents[-1].rolled_back == 0
+
+
+def test_another_node_of_the_same_kind_that_nobody_has_work_for_changes_nothing() -> None:
+    bench = on_a100s().add_node(4, devices=1, kind="A100").planned()
+    assert bench.record.target is None and isinstance(bench.state, Running)
