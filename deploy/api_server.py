@@ -17,7 +17,7 @@ from api.config import Config
 from api.settings import ApiSettings
 from api.tokens import digest
 from api.version import release
-from orchestrator.adapters.plan_process import ThreadForeseer
+from orchestrator.adapters.plan_thread import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.redis_desk import RedisDesk
 from orchestrator.adapters.redis_keyring import RedisKeyring

@@ -13,7 +13,7 @@ import sys
 from api.plan_files import PlanRequest
 from api.plan_views import ForecastView, forecast
 from api.schemas import read
-from orchestrator.adapters.plan_process import ThreadForeseer
+from orchestrator.adapters.plan_thread import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.domain.errors import EverstepError, Refused
 

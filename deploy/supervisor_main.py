@@ -19,7 +19,7 @@ from orchestrator.adapters.checkpoints import FolderCheckpoints
 from orchestrator.adapters.joined_nodes import JoinedNodes, Providers
 from orchestrator.adapters.local_nodes import LocalNodes
 from orchestrator.adapters.mailbox import Mailbox
-from orchestrator.adapters.plan_process import ThreadPlanner
+from orchestrator.adapters.plan_process import PlanProcess
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.ray_cluster import RayCluster
 from orchestrator.adapters.redis_store import RedisStore
@@ -61,12 +61,14 @@ async def serve(config: Config) -> None:
     cluster = RayCluster(address, configured.ray_environment(config), is_alive=nodes.is_alive)
     await cluster.start()
     _stop_on_signals()
+    planner = PlanProcess(ignores_kinds=bool(os.environ.get(IGNORES_KINDS)))
+    await planner.start()
     world = World(
         store=MeteredStore(store),
         cluster=MeteredCluster(cluster),
         provider=Providers(nodes, JoinedNodes(Mailbox(address))),
         prober=SubprocessProber(secrets=SecretFolder(state_dir / FOLDER)),
-        planner=ThreadPlanner(ignores_kinds=bool(os.environ.get(IGNORES_KINDS))),
+        planner=planner,
         checkpoints=FolderCheckpoints(str(state_dir)),
         saboteur=LocalSaboteur(redis),
     )
@@ -86,6 +88,7 @@ async def serve(config: Config) -> None:
     finally:
         log.info("supervisor_stopping")
         homeless.cancel()
+        await planner.close()
         await cluster.close()
         await store.close()
 

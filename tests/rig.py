@@ -15,7 +15,7 @@ import psutil
 from orchestrator.adapters.checkpoints import FolderCheckpoints
 from orchestrator.adapters.local_hosts import LocalHosts
 from orchestrator.adapters.memory import MemoryStore
-from orchestrator.adapters.plan_process import ThreadPlanner
+from orchestrator.adapters.plan_thread import ThreadPlanner
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node

@@ -15,7 +15,7 @@ import uvicorn
 
 from api.app import create_app
 from api.settings import ApiSettings
-from orchestrator.adapters.plan_process import ThreadForeseer
+from orchestrator.adapters.plan_thread import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.domain.ids import Generation
 from orchestrator.domain.job import Running

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters.plan_process import ThreadPlanner
+from orchestrator.adapters.plan_thread import ThreadPlanner
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.errors import Refused

@@ -23,7 +23,7 @@ from api.tokens import digest, mint
 from orchestrator.adapters.checkpoints import FolderCheckpoints
 from orchestrator.adapters.embedded_redis import EmbeddedRedis
 from orchestrator.adapters.local_hosts import LocalHosts
-from orchestrator.adapters.plan_process import ThreadForeseer, ThreadPlanner
+from orchestrator.adapters.plan_thread import ThreadForeseer, ThreadPlanner
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.redis_clients import RedisAddress
 from orchestrator.adapters.redis_desk import RedisDesk

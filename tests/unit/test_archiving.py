@@ -10,7 +10,7 @@ import pytest
 from orchestrator.adapters.checkpoints import FolderCheckpoints
 from orchestrator.adapters.local_hosts import LocalHosts
 from orchestrator.adapters.memory import MemoryStore
-from orchestrator.adapters.plan_process import ThreadPlanner
+from orchestrator.adapters.plan_thread import ThreadPlanner
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.errors import Unavailable
