@@ -120,6 +120,29 @@ class LocalSection(Section):
     """Where Ray's head listens, for nodes on other machines."""
 
 
+class JobsSection(Section):
+    """Processes of jobs, on every machine whose nodes are started from here. `everstep join` takes the variables."""
+
+    user: Literal["own", "service"] = "own"
+    """own: where the service runs as root, each job runs as an unprivileged user that no other job there is. service: as
+    whoever the service runs as."""
+    user_ids: Annotated[str, Field(pattern=r"^[1-9]\d{0,8}-[1-9]\d{0,8}$")] = "60578-61183"
+    """The numbers those users have, first and last. Nobody has to create them; nobody else may have them."""
+    max_open_files: Annotated[int, Field(ge=0, le=1 << 30)] = 65536
+    """Of one process; 0: as many as the service may."""
+    max_processes: Annotated[int, Field(ge=0, le=1 << 22)] = 16384
+    """Threads included, of one job on one machine, where it has a user of its own; 0: as many as the service may."""
+    max_memory_gib: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    """Of one process, for its own data; 0: as much as there is."""
+
+    @model_validator(mode="after")
+    def _has_numbers(self) -> JobsSection:
+        first, last = map(int, self.user_ids.split("-"))
+        if first > last:
+            raise ValueError(f"user_ids {self.user_ids} must begin with the lower number")
+        return self
+
+
 class LogSection(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "text"] = "json"
@@ -136,6 +159,7 @@ class Config(Section):
     ray: RaySection = RaySection()
     supervisor: SupervisorSection = SupervisorSection()
     local: LocalSection = LocalSection()
+    jobs: JobsSection = JobsSection()
     kinds: Annotated[dict[Name, KindSection], Field(max_length=64)] = Field(default_factory=dict)
     """Kinds of device besides those that everybody knows, or other figures for these, by name."""
     log: LogSection = LogSection()

@@ -35,6 +35,7 @@ PROXIES = "FORWARDED_ALLOW_IPS"
 def main() -> None:
     config = configured.resolved(configured.parser(__doc__, FLAGS, "everstep api").parse_args()).config
     logs.configure(config.log, "api")
+    configured.tell_jobs(config)
     try:
         require_auth(config.api.host, config.api.auth == "required")
         own_token(config.root)

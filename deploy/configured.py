@@ -89,6 +89,11 @@ def ray_environment(config: Config) -> RayEnvironment:
     return found if token is None else replace(found, token_file=token.expanduser().resolve())
 
 
+def tell_jobs(config: Config) -> None:
+    """Whatever this process starts finds the section `jobs` in its environment: hosts read no configuration."""
+    os.environ.update({variable_of(f"jobs.{name}"): str(value) for name, value in config.jobs.model_dump().items()})
+
+
 def _first_line(path: Path) -> str:
     try:
         return path.expanduser().read_text("utf-8").partition("\n")[0].strip()

@@ -27,6 +27,8 @@ from api.views import JobView, StepView
 from deploy.local import LocalCluster, NodeSpec, up
 from orchestrator.domain import codec
 from orchestrator.domain.spec import JobSpec
+from worker.confinement import may_show_views
+from worker.lodging import VARIABLES
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "worker" / "examples" / "byte-gpt.yaml"
 NODES = (NodeSpec("A100", 2), NodeSpec("A100", 2), NodeSpec("H100", 2), NodeSpec("B200", 2))
@@ -76,6 +78,9 @@ def main() -> int:
     console = Console(stderr=False)
     spec = load_job_file(EXAMPLE.read_text("utf-8"), "application/yaml")
     console.print(f"[bold]Everstep demo[/]: {spec.name}, {spec.train.steps} steps on {len(NODES)} emulated nodes")
+    if os.geteuid() == 0 and not may_show_views():
+        os.environ[f"{VARIABLES}USER"] = "service"
+        console.print("[yellow]root has no right to mount here, so the job runs as root, too: jobs.user is service[/]")
     with tempfile.TemporaryDirectory(prefix="everstep-demo-", ignore_cleanup_errors=True) as state_dir:
         cluster = up(Path(state_dir), NODES, chaos=True, say=lambda line: console.print(f"[dim]{line}[/]"))
         try:

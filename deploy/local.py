@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 import urllib.error
@@ -24,6 +25,7 @@ from orchestrator.adapters.processes import ProcessId, end, exclusively, marked
 from orchestrator.adapters.ray_environment import CLUSTER_MARK
 from orchestrator.domain.errors import Conflict, EverstepError, Unavailable
 from orchestrator.domain.ids import NodeId
+from worker.confinement import may_show_views
 
 from . import configured
 from .keeper import API, KEEPER, SUPERVISOR, start_detached, without_ray
@@ -33,6 +35,10 @@ from .settings import Places, Server
 __all__ = ["LocalCluster", "NodeSpec", "down", "up"]
 
 FLAGS = ("local.nodes", "api.port", "local.address", "api.chaos")
+_NO_VIEWS = (
+    "root has no right to mount here (CAP_SYS_ADMIN): jobs that need what lies in closed folders are refused; "
+    "chmod a+x those, or run jobs as root with --set jobs.user=service"
+)
 READY_S = 90.0
 STOP_S = 6.0
 """For the supervisor to let go of its lease and for the API to end its streams."""
@@ -270,7 +276,10 @@ def main() -> int:
     try:
         if asked.action == "up":
             local, api = config.local, config.api
+            configured.tell_jobs(config)
             nodes = parse_nodes(local.nodes)
+            if config.jobs.user == "own" and os.geteuid() == 0 and not may_show_views():
+                print(_NO_VIEWS)
             passed = configured.passed_on(asked)
             up(config.root, nodes, port=api.port, address=local.address, chaos=api.chaos, settings=passed, say=print)
         elif asked.action == "down":

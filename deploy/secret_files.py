@@ -13,11 +13,12 @@ import re
 import sys
 from pathlib import Path
 
+from orchestrator.adapters.scrubbing import logs_under, scrub
 from orchestrator.adapters.secret_folder import FOLDER, SecretFolder
 from orchestrator.domain.errors import NotFound, Refused
 from orchestrator.domain.queue import DEFAULT_PROJECT
 
-USAGE, NOT_FOUND = 2, 102
+FAILED, USAGE, NOT_FOUND = 1, 2, 102
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -28,20 +29,31 @@ def main(arguments: list[str] | None = None) -> int:
         match asked.action:
             case "set":
                 value = getpass.getpass(f"value of {asked.name}: ") if sys.stdin.isatty() else sys.stdin.read()
-                folder.put(asked.project, asked.name, value.removesuffix("\n"))
+                before = folder.put(asked.project, asked.name, value.removesuffix("\n"))
                 print(f"jobs of project {asked.project} may name {asked.name} under secrets; new processes get it")
+                _take_out_of_logs(folder, before)
             case "rm":
-                folder.remove(asked.project, asked.name)
+                before = folder.remove(asked.project, asked.name)
                 print(f"{asked.name} of project {asked.project} is gone; processes that run keep what they were given")
+                _take_out_of_logs(folder, before)
             case _:
                 _list(folder, asked.json)
     except Refused as error:
         print(error.message, file=sys.stderr)
         return USAGE
+    except OSError as error:
+        print(f"its value before may still be in logs: {error}", file=sys.stderr)
+        return FAILED
     except NotFound as error:
         print(error, file=sys.stderr)
         return NOT_FOUND
     return 0
+
+
+def _take_out_of_logs(folder: SecretFolder, before: str) -> None:
+    """Whoever reads an old log after this would not know what to cover."""
+    if before and (count := scrub(logs_under(folder.root.parent), before)):
+        print(f"its value before was taken out of {count} logs")
 
 
 def _list(folder: SecretFolder, as_json: bool) -> None:

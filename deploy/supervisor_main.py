@@ -44,6 +44,7 @@ log = structlog.get_logger()
 def main() -> None:
     config = configured.resolved(configured.parser(__doc__, FLAGS, "everstep supervisor").parse_args()).config
     logs.configure(config.log, "supervisor")
+    configured.tell_jobs(config)
     # Any other exception out of here is the last word in this process's log; the keeper starts another one.
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(serve(config))

@@ -183,6 +183,10 @@ class Vault(Protocol):
         ...
 
 
+MAX_PASSES = 100
+"""Sessions, and login codes, that one token has at a time."""
+
+
 class Keyring(Protocol):
     """Who may speak to the API, and what they asked for. Only hashes of what people hold are ever given to it.
 
@@ -210,7 +214,10 @@ class Keyring(Protocol):
     async def note_use(self, id: str, at: float) -> None: ...
 
     async def add_pass(self, kind: str, digest: str, holder: str, ttl_s: int) -> None:
-        """Let whoever shows what hashes to `digest` be `holder` for so long. kind: session, code."""
+        """Let whoever shows what hashes to `digest` be `holder` for so long. kind: session, code.
+
+        Of one kind a holder has MAX_PASSES at most: the oldest ends for one more.
+        """
         ...
 
     async def pass_of(self, kind: str, digest: str, *, once: bool = False) -> str | None:

@@ -52,7 +52,7 @@ class Inherited(NamedTuple):
 
 def settle_in(inherited: Inherited, parent: int) -> None:
     """Make a forked process a rank's: `parent` is the process that forked it."""
-    # Whatever changes the user id comes before this line: setuid clears the death signal.
+    # The zygote is its job's user already (confinement.py): a change of it here would clear the death signal.
     die_with_parent(parent)
     # Linux shares processors out by session where it groups tasks by itself (autogroup): in their zygote's, all ranks of a
     # node would have the share of one process, and those that wait for each other would be in each other's way.

@@ -11,7 +11,7 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +42,10 @@ class Child:
     pidfd: int
 
 
-def start(module: str, order: bytes, log: Path, environment: Mapping[str, str] | None = None) -> Child:
-    """`python -m module SOCKET OUR_PID` in a session of its own, the order on its stdin and what it says in the log.
+def start(
+    module: str, order: bytes, log: Path, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+) -> Child:
+    """`python -m module SOCKET OUR_PID ...` in a session of its own, the order on its stdin and what it says in the log.
 
     environment: on top of ours without secrets. Raises OSError where no process can be started.
     """
@@ -57,7 +59,7 @@ def start(module: str, order: bytes, log: Path, environment: Mapping[str, str] |
         said = open_log(log)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid()), *arguments],
                 stdin=stdin,
                 stdout=said,
                 stderr=said,

@@ -109,7 +109,10 @@ class Crew:
     def start(self) -> None:
         """Raises OSError where no process can be started."""
         self._started_at = time.monotonic()
-        self._zygote.start()
+        try:
+            self._zygote.start()
+        except EverstepError as error:
+            self._fail(str(error))
 
     def prepare(self, request: PrepareSeats) -> None:
         """Have a living process on each device; SeatsPrepared is told once all have been forked."""

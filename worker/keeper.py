@@ -16,12 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from orchestrator.adapters.index import own_folder
+from orchestrator.adapters.places import place
+from orchestrator.adapters.starting_point import begun_from
 from orchestrator.domain import codec
 from orchestrator.domain.protocol import OpenHost
 from orchestrator.domain.spec import DeviceKind
 
-from . import private_tmp
 from .child import start
+from .lodging import Lodging, Policy
 from .logs import tail
 
 _MESSAGE_BYTES = 1 << 16
@@ -32,6 +35,17 @@ Heard = Callable[[dict[str, Any], int], None]
 def _devices_for(kind: DeviceKind) -> dict[str, str]:
     """Ranks that compute on CPU see no other device: torch would start threads for it, and threads cannot be forked."""
     return {} if kind == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def _folders(order: OpenHost) -> tuple[str, ...]:
+    """Of checkpoints that ranks read. Those of its own are made here: what is not there cannot be shown to anybody."""
+    own = place(order.checkpoint_dir)
+    copies = [own_folder(order.spec.checkpoint.local, order.node, own)] if order.spec.checkpoint.local else []
+    found = [*(one for one in (own, *copies) if isinstance(one, Path)), *begun_from(order.spec)]
+    for folder in found:
+        with suppress(OSError):  # then nothing can be saved there, which is said when it is tried
+            folder.mkdir(parents=True, exist_ok=True)
+    return tuple(map(str, found))
 
 
 class Zygote:
@@ -46,7 +60,7 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._pidfd = -1
-        self._tmp: Path | None = None
+        self._lodging: Lodging | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -57,10 +71,14 @@ class Zygote:
         return self._process.pid if self._process else 0
 
     def start(self) -> None:
-        """Raises OSError where no process can be started."""
-        self._tmp = private_tmp.make(self._order.job, os.getpid())
-        environment = {**self._secrets, **_devices_for(self._order.spec.train.device), "TMPDIR": str(self._tmp)}
-        child = start("worker.zygote", codec.dumps(self._order), self._log, environment)
+        """Raises OSError where no process can be started, EverstepError where it cannot be given a place of its own."""
+        # Another cluster's job may be called the same.
+        key = f"{self._order.job} {self._order.log_dir}"
+        self._lodging = Lodging(Policy.of(os.environ), self._order.job, _folders(self._order), key=key)
+        cell = self._lodging.cell
+        environment = {**self._secrets, **_devices_for(self._order.spec.train.device), **cell.environment}
+        said = codec.dumps(cell).decode()
+        child = start("worker.zygote", codec.dumps(self._order), self._log, environment, [said])
         self._process, self._socket, self._pidfd = child.process, child.socket, child.pidfd
         loop = asyncio.get_running_loop()
         loop.add_reader(self._socket, self._listen)
@@ -108,7 +126,7 @@ class Zygote:
         self._socket.close()
         self._socket = None
         exit_code = self._process.wait()
-        if self._tmp is not None:
-            loop.run_in_executor(None, private_tmp.remove, self._tmp)
+        if self._lodging is not None:
+            loop.run_in_executor(None, self._lodging.leave)
         self._process = None
         self._ended(exit_code)

@@ -3,13 +3,15 @@
     {"profile": {...}, "start": {...} or null}                  it can work, and begins with that checkpoint
     {"refused": {"message": "...", "problems": [{...}]}}        it cannot, and why
 
-With `--program` the program alone is described: neither text nor checkpoints are looked at, and `start` is null.
+With `--program` the program alone is described: neither text nor checkpoints are looked at, and `start` is null. With
+`--cell` it becomes the user that job code runs as before the program is imported, see confinement.py.
 
 It owns the boundary to the user's code: whatever that prints goes to stderr, whatever it raises becomes a refusal.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -26,6 +28,7 @@ from orchestrator.domain.errors import FieldProblem, Refused
 from orchestrator.domain.profile import BLOCK, Profile, exact_groups, splits_a_block
 from orchestrator.domain.spec import JobSpec
 
+from .confinement import Cell, enter
 from .data import sources
 from .data.sampling import split
 from .page.layout import MAX_GROUPS, MAX_IDS
@@ -35,14 +38,20 @@ from .program import load_program, source_sha256
 def main() -> None:
     # A core on the disk would have what is in the environment, the job's secrets among it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--program", action="store_true")
+    parser.add_argument("--cell", default="{}")
+    asked = parser.parse_args()
     result = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # from here on "stdout" is stderr, also for what the program's libraries write past Python
     try:
         spec = codec.loads(JobSpec, sys.stdin.read())
-        if "--program" in sys.argv[1:]:
+        cell = codec.loads(Cell, asked.cell.encode())
+        if asked.program:
+            enter(cell)
             answer: dict[str, Any] = {"profile": codec.encode(describe_program(spec)), "start": None}
         else:
-            profile = describe(spec)
+            profile = describe(spec, cell)
             answer = {"profile": codec.encode(profile), "start": codec.encode(start_of(spec, profile))}
     except Refused as refused:
         answer = {"refused": {"message": refused.message, "problems": codec.encode(refused.problems)}}
@@ -57,11 +66,16 @@ def main() -> None:
     os._exit(0)  # whatever threads the program has started
 
 
-def describe(spec: JobSpec) -> Profile:
-    """The program's profile, once program, settings, text, degrees and places are known to fit. Raises Refused."""
+def describe(spec: JobSpec, cell: Cell | None = None) -> Profile:
+    """The program's profile, once program, settings, text, degrees and places are known to fit. Raises Refused.
+
+    cell: what this process makes itself before the program is imported.
+    """
     place(spec.checkpoint.path)  # what cannot be opened is said now, not after the first interval of steps
+    tokens = sources.load(spec.data, for_everybody=cell is not None and cell.is_apart)
+    if cell is not None:
+        enter(cell)
     profile = load_program(spec.program).describe(spec)
-    tokens = sources.load(spec.data)
     training, _ = split(tokens, spec.train, spec.evaluation)
     sources.num_samples(training, spec.train.sequence)
     return replace(_checked(spec, profile), text_sha256=sources.digest(tokens), program_sha256=source_sha256(spec.program))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from orchestrator.domain.errors import Refused
 from orchestrator.domain.profile import Line, Profile
 from orchestrator.domain.spec import JobSpec
 
+from .confinement import closed_to
 from .parallel.group import Group
 
 Leaves = Mapping[tuple[str, int], nn.Parameter]
@@ -94,7 +96,9 @@ def load_program(name: str) -> Program:
     try:
         program = getattr(importlib.import_module(found.module), found.attribute)
     except (ImportError, AttributeError) as error:
-        raise Refused(f"program {name!r} cannot be imported: {error}") from error
+        closed = closed_to(os.geteuid(), sys.path) if os.geteuid() else []
+        why = f"{error}; {', '.join(closed)} is closed to the user jobs run as, chmod a+rx it" if closed else str(error)
+        raise Refused(f"program {name!r} cannot be imported: {why}") from error
     if isinstance(program, type) or not isinstance(program, Program):
         program = program() if callable(program) else program
     if not isinstance(program, Program):

@@ -34,6 +34,7 @@ from orchestrator.domain.secrecy import Veil
 
 from . import rank
 from .birth import Inherited, Job
+from .confinement import Cell, enter
 from .data import sources
 from .parallel.world import warm_up_world
 from .parentage import die_with_parent, end_session, reaped
@@ -45,14 +46,17 @@ MESSAGE_BYTES = 1 << 16
 
 
 def main() -> None:
-    """argv: the descriptor of the socket to the host, the host's pid. stdin: the OpenHost it works for."""
+    """argv: the descriptor of the socket to the host, the host's pid, its Cell. stdin: the OpenHost it works for."""
     host = socket.socket(fileno=int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
-    order = codec.loads(OpenHost, sys.stdin.buffer.read())
+    order, cell = codec.loads(OpenHost, sys.stdin.buffer.read()), codec.loads(Cell, sys.argv[3].encode())
     _forget_stdin()
     cover_output(Veil(os.environ.get(variable, "") for variable in order.spec.secrets))
     try:
-        job = _warmed(order)
+        text = _text(order, cell)
+        enter(cell)
+        die_with_parent(int(sys.argv[2]))  # again: it is forgotten when a process becomes another user's
+        job = _warmed(order, text)
     except BaseException as error:
         _fail(host, error)
     try:
@@ -61,11 +65,16 @@ def main() -> None:
         _fail(host, error)
 
 
-def _warmed(order: OpenHost) -> Job:
+def _text(order: OpenHost, cell: Cell) -> torch.Tensor:
+    """Read before it is anybody else: the folder it lies in may be closed to others."""
+    tokens = sources.load(order.spec.data, for_everybody=cell.is_apart)
+    sources.require_same(tokens, order.profile.text_sha256)
+    return tokens
+
+
+def _warmed(order: OpenHost, tokens: torch.Tensor) -> Job:
     torch.set_num_threads(1)
     program = load_program(order.spec.program)
-    tokens = sources.load(order.spec.data)
-    sources.require_same(tokens, order.profile.text_sha256)
     warm(order.spec, order.profile, program)
     warm_up_world()
     _require_forkable()

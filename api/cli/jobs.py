@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from orchestrator.domain.job import JobStatus
 
 from . import render
 from .follow import follow
+from .instants import TIMES, instant_of
 from .session import (
     DETACHED,
     JOB_EXIT,
@@ -100,17 +102,35 @@ def ls(
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="That carry this one; repeatable.")
     ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="That are called so.")] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Of this project.")] = None,
+    since: Annotated[str | None, typer.Option("--since", metavar="TIME", help=f"Submitted later: {TIMES}.")] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Submitted before that.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    page = session_of(ctx).client().jobs(state=state or (), labels=labels_of(label), limit=limit)
+    now = datetime.now(UTC)
+    page = (
+        session_of(ctx)
+        .client()
+        .jobs(
+            state=state or (),
+            labels=labels_of(label),
+            name=name,
+            project=project,
+            since=instant_of(since, now, "--since") if since else None,
+            until=instant_of(until, now, "--until") if until else None,
+            limit=limit,
+        )
+    )
     if as_json:
         print_json(page)
         return
     console = out()
     if not page.jobs:
-        console.print("no jobs" + (f" that are {' or '.join(state)}" if state else " yet"))
+        asked = state or label or name or project or since or until
+        console.print("no jobs that are so" if asked else "no jobs yet")
         hint(["everstep submit FILE --follow"])
         return
     console.print(render.jobs_table(page.jobs))

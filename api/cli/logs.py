@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -16,13 +14,12 @@ from rich.text import Text
 from api.client import ApiError, Client
 from api.views import TERMINAL, LogLineView
 
+from .instants import instant_of
 from .jobs import PATIENT_S, AsJson, Job
 from .session import DETACHED, JOB_EXIT, OK, find_job, out, print_json, print_json_line, session_of
 
 POLL_S = 0.5
 FOLLOWED_TAIL = 10
-_AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
@@ -64,18 +61,6 @@ def logs(
         print_json({"job": job_id, "device": chunk.device, "text": chunk.text, "next_offset": chunk.next_offset})
     else:
         typer.echo(chunk.text, nl=False)
-
-
-def instant_of(text: str, now: datetime) -> datetime:
-    """`10m` before now, or an RFC 3339 instant. Raises typer.BadParameter."""
-    if ago := _AGO.fullmatch(text):
-        with suppress(OverflowError):
-            return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(f"--since is {text!r}, must be like 30s, 10m, 2h, 1d or 2026-05-01T12:00:00Z") from None
-    return found if found.tzinfo else found.astimezone()
 
 
 # --- one log, byte for byte ----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ States = Annotated[list[JobStatus] | None, typer.Option("--state", "-s", help="E
 Labels = Annotated[
     list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="That carries this label; repeatable.")
 ]
+Project = Annotated[str | None, typer.Option("--project", help="Every open job of this project.")]
 IsDry = Annotated[bool, typer.Option("--dry-run", help="Only say which jobs those are.")]
 IsSure = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 
@@ -41,13 +42,14 @@ def _command(verb: Verb) -> Callable[..., None]:
         job: MaybeJob = None,
         state: States = None,
         label: Labels = None,
+        project: Project = None,
         is_dry: IsDry = False,
         is_sure: IsSure = False,
         if_revision: IfRevision = None,
         as_json: AsJson = False,
     ) -> None:
-        if (job is not None) == bool(state or label):
-            fail(f"Which jobs to {verb}?", "name one, or select some with --state or --label")
+        if (job is not None) == bool(state or label or project):
+            fail(f"Which jobs to {verb}?", "name one, or select some with --state, --label or --project")
             raise typer.Exit(USAGE)
         if if_revision is not None and job is None:
             raise typer.BadParameter("--if-revision is of one job; name it")
@@ -55,7 +57,7 @@ def _command(verb: Verb) -> Callable[..., None]:
         if job is not None:
             _to_one(client, verb, find_job(client, job), if_revision, as_json)
         else:
-            select = partial(client.to_many, verb, state=list(state or ()), labels=labels_of(label))
+            select = partial(client.to_many, verb, state=list(state or ()), labels=labels_of(label), project=project)
             to_many(verb, select, is_dry, is_sure or as_json, as_json)
 
     return command

@@ -89,10 +89,19 @@ def submit(job: JobLike, key: str | None = None, id: str | None = None) -> Call[
 
 
 def jobs(
-    state: Sequence[str] = (), labels: Mapping[str, str] | None = None, limit: int = 50, cursor: str | None = None
+    state: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
+    name: str | None = None,
+    project: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int = 50,
+    cursor: str | None = None,
 ) -> Call[JobPage]:
-    wanted = [f"{name}={value}" for name, value in (labels or {}).items()]
-    params = {"limit": limit, "state": list(state), "label": wanted} | ({"cursor": cursor} if cursor else {})
+    carried = [f"{name}={value}" for name, value in (labels or {}).items()]
+    given = {"name": name, "project": project, "since": _instant(since), "until": _instant(until), "cursor": cursor}
+    params = {"limit": limit, "state": list(state), "label": carried}
+    params |= {name: value for name, value in given.items() if value is not None}
     return Call(method="GET", path="/api/v1/jobs", read=one(JobPage), params=params)
 
 
@@ -110,10 +119,12 @@ def to_many(
     name: Literal["cancel", "pause", "resume"],
     state: Sequence[str],
     job_name: str | None,
+    project: str | None,
     labels: Mapping[str, str] | None,
     dry_run: bool,
 ) -> Call[BulkView]:
-    body = {"state": list(state), "name": job_name, "labels": dict(labels or {}), "dry_run": dry_run}
+    asked = {"state": list(state), "name": job_name, "project": project, "labels": dict(labels or {})}
+    body = {**asked, "dry_run": dry_run}
     return Call(method="POST", path=f"/api/v1/jobs:{name}", read=one(BulkView), body=body)
 
 
@@ -121,10 +132,12 @@ def resize_many(
     sizes: Mapping[str, int | None],
     state: Sequence[str],
     job_name: str | None,
+    project: str | None,
     labels: Mapping[str, str] | None,
     dry_run: bool,
 ) -> Call[BulkView]:
-    body = {"state": list(state), "name": job_name, "labels": dict(labels or {}), "dry_run": dry_run}
+    asked = {"state": list(state), "name": job_name, "project": project, "labels": dict(labels or {})}
+    body = {**asked, "dry_run": dry_run}
     wanted = {name: value for name, value in sizes.items() if value is not None}
     return Call(method="POST", path="/api/v1/jobs:resize", read=one(BulkView), body=body | {"resize": wanted})
 
@@ -194,7 +207,7 @@ def log_lines(
     after: str = "",
 ) -> Call[LogPageView]:
     params: dict[str, Any] = {"rank": list(ranks), "device": list(devices), "grep": grep, "after": after}
-    params |= {} if since is None else {"since": since.astimezone(UTC).isoformat()}
+    params |= {} if since is None else {"since": _instant(since)}
     params |= {} if tail is None else {"tail": tail}
     return Call(method="GET", path=f"{job_path(id)}/logs/lines", read=one(LogPageView), params=params)
 
@@ -280,6 +293,10 @@ def _history(answer: httpx2.Response) -> list[EventView | GapView]:
 def _log(answer: httpx2.Response) -> LogChunk:
     next_offset, device = int(answer.headers["X-Next-Offset"]), answer.headers["X-Log-Device"]
     return LogChunk(text=answer.text, next_offset=next_offset, device=device)
+
+
+def _instant(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).isoformat()
 
 
 def refused(answer: httpx2.Response) -> ApiError:

@@ -100,10 +100,15 @@ class Client:
         *,
         state: Sequence[str] = (),
         labels: Mapping[str, str] | None = None,
+        name: str | None = None,
+        project: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
-        return self.send(calls.jobs(state, labels, limit, cursor))
+        """Newest first. since, until: of when they were submitted, aware."""
+        return self.send(calls.jobs(state, labels, name, project, since, until, limit, cursor))
 
     def all_jobs(self, *, state: Sequence[str] = ()) -> Iterator[JobSummary]:
         cursor: str | None = None
@@ -132,11 +137,12 @@ class Client:
         *,
         state: Sequence[str] = (),
         name: str | None = None,
+        project: str | None = None,
         labels: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> BulkView:
-        """To every open job that is in one of these states, has this name and carries all of these labels."""
-        return self.send(calls.to_many(verb, state, name, labels, dry_run))
+        """To every open job that is in one of these states, has this name and project and all these labels."""
+        return self.send(calls.to_many(verb, state, name, project, labels, dry_run))
 
     def resize(
         self,
@@ -160,12 +166,13 @@ class Client:
         priority: int | None = None,
         state: Sequence[str] = (),
         name: str | None = None,
+        project: str | None = None,
         labels: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> BulkView:
-        """As resize, of every open job that is in one of these states, has this name and carries all of these labels."""
+        """As resize, of every open job that is in one of these states, has this name and project and all these labels."""
         sizes = {"target": target, "min_devices": min_devices, "max_devices": max_devices, "priority": priority}
-        return self.send(calls.resize_many(sizes, state, name, labels, dry_run))
+        return self.send(calls.resize_many(sizes, state, name, project, labels, dry_run))
 
     def queue(self) -> list[WaitingView]:
         """Jobs without devices, the next one first, and why each waits."""

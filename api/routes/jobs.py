@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from orchestrator.domain.access import Principal
 from orchestrator.domain.codec import dumps
@@ -33,6 +33,7 @@ from ..deps import TheDesk, TheJobId, TheKey, TheMatch, body_of, document, etag,
 from ..ids import OWN_IDS, is_own_id, new_job_id
 from ..problems import Problem, conflict, invalid
 from ..schemas import JobFile, ResizeRequest, read
+from ..selections import Wanted
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 REPLAYED = "Idempotency-Replayed"
@@ -123,18 +124,25 @@ async def list_jobs(
         list[Annotated[str, Field(pattern=r"^[^=]+=.*$", max_length=320)]] | None,
         Query(description="NAME=VALUE: only jobs that carry it; all of them, where it is repeated."),
     ] = None,
+    name: Annotated[str | None, Query(max_length=63, description="Only jobs that are called so.")] = None,
+    project: Annotated[str | None, Query(max_length=63, description="Only jobs of this project.")] = None,
+    since: Annotated[AwareDatetime | None, Query(description="Only jobs submitted at or after this; RFC 3339.")] = None,
+    until: Annotated[AwareDatetime | None, Query(description="Only jobs submitted before this; RFC 3339.")] = None,
 ) -> views.JobPage:
     """Newest first; `next_cursor` is null on the last page."""
-    labels = dict(one.split("=", 1) for one in label or ())
+    wanted = Wanted(
+        states=tuple(state or ()),
+        labels=dict(one.split("=", 1) for one in label or ()),
+        name=name,
+        project=project,
+        since=since.timestamp() if since else None,
+        until=until.timestamp() if until else None,
+    )
     found: list[JobRecord] = []
     for _ in range(MAX_PAGES):
         # Never more than are still wanted, so that the desk's cursor is exactly where this page ends.
         page = await desk.list(limit - len(found), cursor)
-        found.extend(
-            record
-            for record in page.jobs
-            if (not state or status_of(record.state) in state) and labels.items() <= record.spec.labels.items()
-        )
+        found.extend(record for record in page.jobs if wanted.has(record))
         cursor = page.next_cursor
         if cursor is None or len(found) == limit:
             break

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from orchestrator.domain.access import AuditEntry, Token
 from orchestrator.domain.errors import NotFound
+from orchestrator.ports import MAX_PASSES
 
 from .redis_keyring import require_id
 
@@ -44,7 +45,11 @@ class MemoryKeyring:
         self._used[id] = at
 
     async def add_pass(self, kind: str, digest: str, holder: str, ttl_s: int) -> None:
-        self._passes[kind, digest] = (holder, self._clock() + ttl_s)
+        now = self._clock()
+        self._passes[kind, digest] = (holder, now + ttl_s)
+        alive = [key for key, (who, until) in self._passes.items() if (key[0], who) == (kind, holder) and now < until]
+        for key in alive[:-MAX_PASSES]:
+            del self._passes[key]
 
     async def pass_of(self, kind: str, digest: str, *, once: bool = False) -> str | None:
         found = self._passes.pop((kind, digest), None) if once else self._passes.get((kind, digest))

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from orchestrator.domain import codec
 from orchestrator.domain.checkpoint import CheckpointRef
-from orchestrator.domain.errors import FieldProblem, Refused
+from orchestrator.domain.errors import EverstepError, FieldProblem, Refused
 from orchestrator.domain.profile import Profile
 from orchestrator.domain.secrecy import Veil
 from orchestrator.domain.spec import JobSpec
 from orchestrator.ports import Probed
+from worker.lodging import Lodging, Policy
 
 from .ray_environment import CLUSTER_MARK
 from .secret_folder import SecretFolder
+from .starting_point import begun_from
 
 TIMEOUT_S = 300.0
 """Importing a large program from a cold disk takes minutes; beyond this it hangs."""
@@ -49,6 +52,18 @@ class SubprocessProber:
         return (await self._ask(spec, "--program")).profile
 
     async def _ask(self, spec: JobSpec, *arguments: str, environment: Mapping[str, str] | None = None) -> Probed:
+        try:
+            lodging = await asyncio.to_thread(_lodging, spec)
+        except (EverstepError, OSError) as error:
+            raise Refused(f"the program cannot be described on {os.uname().nodename}: {error}") from error
+        try:
+            cell = lodging.cell
+            given = {**(environment or {}), **cell.environment}
+            return await self._ask_in(spec, given, (*arguments, "--cell", codec.dumps(cell).decode()))
+        finally:
+            await asyncio.to_thread(lodging.leave)
+
+    async def _ask_in(self, spec: JobSpec, environment: Mapping[str, str], arguments: Sequence[str]) -> Probed:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "worker.probe", *arguments),
@@ -56,7 +71,7 @@ class SubprocessProber:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
-            env={**_without_secrets(), **(environment or {})},
+            env={**_without_secrets(), **environment},
         )
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -86,6 +101,11 @@ def _read(said: bytes, complained: bytes, exit_code: int | None) -> Probed:
     except (ValueError, KeyError, TypeError):
         words = " | ".join(complained.decode(errors="replace").strip().splitlines()[-_LAST_WORDS:]) or "it said nothing"
         raise Refused(f"the program ended with exit code {exit_code} while it was described: {words}") from None
+
+
+def _lodging(spec: JobSpec) -> Lodging:
+    # Two programs that are described at once are two users.
+    return Lodging(Policy.of(os.environ), "probe", tuple(map(str, begun_from(spec))), key=secrets.token_hex(8))
 
 
 def _without_secrets() -> dict[str, str]:

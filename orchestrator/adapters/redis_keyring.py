@@ -8,8 +8,10 @@ from typing import Any
 from orchestrator.domain import codec
 from orchestrator.domain.access import AuditEntry, Token
 from orchestrator.domain.errors import Conflict, NotFound, Refused
+from orchestrator.ports import MAX_PASSES
 
 from . import redis_keys as keys
+from . import redis_scripts as scripts
 from .redis_clients import RedisAddress, RedisClients, text, unavailable
 
 MAX_TOKENS = 1000
@@ -89,8 +91,8 @@ class RedisKeyring:
     # --- sessions and login links -----------------------------------------------------------------------------------------
 
     async def add_pass(self, kind: str, digest: str, holder: str, ttl_s: int) -> None:
-        with unavailable(self._clients.address):
-            await self._clients.writes.set(keys.access_pass(kind, digest), holder, ex=ttl_s)
+        names = keys.access_pass(kind, ""), keys.passes_of(kind, holder)
+        await self._clients.write(scripts.ADD_PASS, *names, digest, holder, ttl_s, MAX_PASSES)
 
     async def pass_of(self, kind: str, digest: str, *, once: bool = False) -> str | None:
         name = keys.access_pass(kind, digest)

@@ -66,6 +66,10 @@ def access_pass(kind: str, digest: str) -> str:
     return f"{PREFIX}{kind}:{digest}"
 
 
+def passes_of(kind: str, holder: str) -> str:
+    return f"{PREFIX}{kind}s-of:{holder}"
+
+
 def ids(id: JobId) -> str:
     return f"{job(id)}:ids"
 

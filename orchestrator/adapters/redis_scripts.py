@@ -22,6 +22,26 @@ local function list_job(id)
 end
 """
 
+ADD_PASS = """
+local prefix, by, digest, holder, ttl_s, most = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
+redis.call('SET', prefix..digest, holder, 'EX', ttl_s)
+redis.call('LREM', by, 0, digest)
+redis.call('RPUSH', by, digest)
+redis.call('EXPIRE', by, ttl_s)
+if redis.call('LLEN', by) <= most then return 0 end
+local alive = {}
+for _, one in ipairs(redis.call('LRANGE', by, 0, -1)) do
+  if redis.call('EXISTS', prefix..one) == 1 then table.insert(alive, one) end
+end
+redis.call('DEL', by)
+for number, one in ipairs(alive) do
+  if number <= #alive - most then redis.call('DEL', prefix..one) else redis.call('RPUSH', by, one) end
+end
+redis.call('EXPIRE', by, ttl_s)
+return #alive
+"""
+"""What lets somebody in, and the end of the oldest where its holder has too many."""
+
 ACQUIRE = (
     LUA
     + """

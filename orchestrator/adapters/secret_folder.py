@@ -39,18 +39,23 @@ class SecretFolder:
                 continue
         return Veil(values)
 
-    def put(self, project: str, name: str, value: str) -> None:
-        """Raises Refused where that cannot be a secret's value."""
+    def put(self, project: str, name: str, value: str) -> str:
+        """The value that this one replaces, "" for none. Raises Refused where that cannot be a secret's value."""
         _check(project, name, value)
+        before = self._before(project, name)
         for folder in (self.root, self.root / project):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(self.root / project / name, value)
+        return before if before != value else ""
 
-    def remove(self, project: str, name: str) -> None:
+    def remove(self, project: str, name: str) -> str:
+        """The value it had, "" where that could not be read. Raises NotFound."""
+        before = self._before(project, name)
         try:
             (self.root / project / name).unlink()
         except FileNotFoundError:
             raise NotFound(f"project {project} has no secret {name!r}; see everstep secret ls") from None
+        return before
 
     def names(self) -> Iterator[tuple[str, str]]:
         """(project, name) of each, sorted."""
@@ -59,6 +64,12 @@ class SecretFolder:
         for folder in sorted(one for one in self.root.iterdir() if one.is_dir()):
             # A mounted Secret's own bookkeeping begins with dots, as does a file that is being written.
             yield from ((folder.name, one.name) for one in sorted(folder.iterdir()) if not one.name.startswith("."))
+
+    def _before(self, project: str, name: str) -> str:
+        try:
+            return self._value(project, name)
+        except Refused:
+            return ""
 
     def _value(self, project: str, name: str) -> str:
         try:

@@ -89,6 +89,15 @@ def folder_of(path: Path) -> Path:
     return inner if inner.is_dir() else path
 
 
+def begun_from(spec: JobSpec) -> list[Path]:
+    """The folder of checkpoints that a job begins with one of, where it is one that is seen here."""
+    asked = spec.checkpoint.restore_from
+    with suppress(Refused, CheckpointCorrupt, OSError):
+        if asked and isinstance(path := find(place(asked)).path, Path):
+            return [path.parent]
+    return []
+
+
 def start_of(spec: JobSpec, profile: Profile) -> CheckpointRef | None:
     """What the job is to begin with; None for its seed. Raises Refused, naming every difference."""
     asked = spec.checkpoint.restore_from

@@ -8,7 +8,7 @@ kept.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 BLOT = "[redacted]"
@@ -59,6 +59,14 @@ class Veil:
             if begun := _begun(hidden, data):
                 data = data[:-begun] + b"*" * begun
         return data
+
+    def places(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Where each whole value begins in it, and how many bytes it has."""
+        for hidden in self._bytes:
+            at = data.find(hidden)
+            while at != -1:
+                yield at, len(hidden)
+                at = data.find(hidden, at + 1)
 
     def over(self, value: T) -> T:
         """The same value with every text in it covered: dataclasses, mappings and tuples are gone through."""

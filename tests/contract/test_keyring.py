@@ -16,7 +16,7 @@ from orchestrator.adapters.memory_keyring import MemoryKeyring
 from orchestrator.adapters.redis_keyring import KEPT_S, RedisKeyring
 from orchestrator.domain.access import AuditEntry, Role, Token
 from orchestrator.domain.errors import NotFound, Refused
-from orchestrator.ports import Keyring
+from orchestrator.ports import MAX_PASSES, Keyring
 
 pytestmark = pytest.mark.timeout(60)
 ENTRY = AuditEntry(
@@ -101,6 +101,25 @@ async def test_a_pass_is_good_for_its_time_and_once_where_it_is_asked_so(keyring
     await keyring.add_pass("session", "e", "tok-2", 1)
     await asyncio.sleep(1.2)
     assert await keyring.pass_of("session", "e") is None
+
+
+@holding
+async def test_who_signs_in_again_and_again_ends_his_oldest_sessions_and_nobody_elses(keyring: Keyring) -> None:
+    await keyring.add_pass("session", "other", "tok-2", 60)
+    await keyring.add_pass("code", "c", "tok-1", 60)
+    for number in range(MAX_PASSES):
+        await keyring.add_pass("session", f"s{number}", "tok-1", 60)
+    await keyring.end_pass("session", "s5")
+    await keyring.add_pass("session", "one more", "tok-1", 60)
+    assert await keyring.pass_of("session", "s0") == "tok-1", "what was signed out of makes room"
+    for number in range(2):
+        await keyring.add_pass("session", f"and {number}", "tok-1", 60)
+    kept = [await keyring.pass_of("session", f"s{number}") for number in range(MAX_PASSES)]
+    assert [number for number, holder in enumerate(kept) if holder is None] == [0, 1, 5]
+    assert await keyring.pass_of("session", "other") == "tok-2" and await keyring.pass_of("code", "c") == "tok-1"
+    if isinstance(keyring, RedisKeyring):
+        for key in await keyring._clients.reads.keys("*"):
+            assert 0 < await keyring._clients.reads.ttl(key) <= 60
 
 
 @holding

@@ -30,6 +30,7 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None,
     if program is not None:
         (tmp_path / "theirs.py").write_text(program)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        tmp_path.chmod(0o755)  # programs are imported by a user of their own
         spec = replace(spec, program="theirs:PROGRAM")
     described = replace(PROGRAM.describe(spec), text_sha256=sources.digest(sources.load(spec.data)))
     found = asyncio.run(SubprocessProber(timeout_s).probe(spec))

@@ -64,6 +64,7 @@ PROGRAM = Greedy()
 def test_a_program_that_uses_cuda_before_the_fork_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "greedy_program.py").write_text(GREEDY)
     monkeypatch.syspath_prepend(tmp_path)
+    tmp_path.chmod(0o755)  # programs are imported by a user of their own
     spec = replace(a_spec(), program="greedy_program:PROGRAM")
     order = OpenHost(
         job=JobId("j"),

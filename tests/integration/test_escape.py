@@ -62,6 +62,7 @@ def a_program(
         )
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    tmp_path.chmod(0o777)  # ranks, which are a user of their own, look for files there and make some
     return "stuck:PROGRAM"
 
 

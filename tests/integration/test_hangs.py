@@ -60,6 +60,7 @@ def test_a_stopped_rank_and_one_that_holds_the_gil_are_named_and_replaced(
 ) -> None:
     (tmp_path / "hanging.py").write_text(textwrap.dedent(PROGRAM.format(folder=str(tmp_path))))
     monkeypatch.syspath_prepend(str(tmp_path))
+    tmp_path.chmod(0o777)  # ranks, which are a user of their own, look for files there and make some
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
     victim = Device(NodeId("n0"), 1)
 

@@ -62,6 +62,7 @@ def a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_import: str = 
         ).format(script=str(tmp_path / "step_5.py"), on_import=on_import)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    tmp_path.chmod(0o777)  # ranks, which are a user of their own, look for files there and make some
     return f"{name}:PROGRAM"
 
 

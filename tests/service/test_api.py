@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx2
@@ -212,6 +214,27 @@ def test_jobs_are_listed_in_pages_newest_first_and_by_state(served: Served, clie
     done = client.jobs(state=["SUCCEEDED"], limit=2)
     assert [job.id for job in done.jobs] == ["job-5", "job-3"]
     assert [job.id for job in client.jobs(state=["SUCCEEDED"], limit=2, cursor=done.next_cursor).jobs] == ["job-1"]
+
+
+def test_jobs_are_listed_by_name_project_and_when_they_were_submitted(
+    served: Served, client: Client, http: httpx2.Client
+) -> None:
+    for number in range(4):
+        served.desk.add(f"job-{number}", created_at=NOW + 60 * number)
+    record = served.desk.record("job-2")
+    served.desk.change(record, spec=replace(record.spec, project="nlp", name="other"))
+
+    def listed(**asked: Any) -> list[str]:
+        return [job.id for job in client.jobs(**asked).jobs]
+
+    at = datetime.fromtimestamp(NOW, UTC)
+    assert listed(project="nlp") == listed(name="other") == listed(name="other", project="nlp") == ["job-2"]
+    assert listed(project="nlp", name=record.spec.name) == []
+    assert listed(since=at + timedelta(seconds=60)) == ["job-3", "job-2", "job-1"]
+    assert listed(since=at + timedelta(seconds=60), until=at + timedelta(seconds=180)) == ["job-2", "job-1"]
+    assert listed(until=at) == []
+    refused = http.get("/api/v1/jobs?since=2026-05-01T12:00:00")
+    assert refused.status_code == 422, "an instant without a zone is nobody's"
 
 
 def test_a_running_job_shows_its_plan_seats_and_rate(served: Served, client: Client) -> None:

@@ -105,6 +105,14 @@ def test_a_page_of_another_origin_changes_nothing(served: Served, http: httpx2.C
     assert http.post(f"/api/v1/jobs/{JOB}:cancel", headers={"Origin": served.url}).status_code == 202
 
 
+@pytest.mark.parametrize("origin", ["http://127.0.0.1:1", "https://evil.example", "null"])
+def test_no_page_of_another_origin_reads_an_answer(http: httpx2.Client, origin: str) -> None:
+    """A browser lets it where an answer says so; none does, to a question beforehand neither."""
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    for answer in (http.get("/api/v1/jobs", headers=asked), http.options("/api/v1/jobs", headers=asked)):
+        assert not [name for name in answer.headers if name.lower().startswith("access-control-")]
+
+
 def test_a_body_that_is_too_large_is_refused_with_or_without_a_length(served: Served, http: httpx2.Client) -> None:
     headers = {"content-type": "application/json"}
     assert http.post("/api/v1/jobs", content=b" " * (2 << 20), headers=headers).status_code == 413

@@ -46,6 +46,8 @@ def test_what_a_filter_selects_is_counted_first_and_then_asked_for_each(mixed: S
     counted = client.to_many("cancel", labels={"team": "nlp"}, dry_run=True)
     assert counted.count == 2 and set(counted.jobs) == {"job-1", "job-2"} and not mixed.desk.asked
     assert client.to_many("cancel", labels={"team": "nlp"}).count == 2
+    assert client.to_many("cancel", project="nobody", dry_run=True).count == 0
+    assert client.to_many("cancel", project="default", dry_run=True).count > 2
     assert sorted(mixed.desk.asked, key=str) == [CancelRequested(job=JobId(job)) for job in ("job-1", "job-2")]
     assert client.to_many("pause", name="run-3").jobs == ("job-3",)
     assert client.to_many("resume", state=["PAUSED"]).jobs == ("job-2",)
@@ -68,7 +70,7 @@ def test_many_are_resized_and_who_may_not_be_stays_as_it_is(mixed: Served, clien
 
 
 def test_everything_is_never_meant_by_saying_nothing(mixed: Served, client: Client) -> None:
-    with pytest.raises(ApiError, match="send state, name or labels") as caught:
+    with pytest.raises(ApiError, match="send state, name, project or labels") as caught:
         client.to_many("cancel")
     assert caught.value.status == 422 and not mixed.desk.asked
 

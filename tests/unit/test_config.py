@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from api.config import Config, schema
 from api.config_sources import leaves, resolve, value_of, variable_of
-from deploy.configured import assignments
+from deploy.configured import assignments, tell_jobs
 from orchestrator.domain.errors import Refused
+from worker.lodging import Policy
 
 YAML = "api:\n  port: 8265\n  allowed_hosts: [train.example, localhost]\nlog: {level: debug}\n"
 TOML = '[api]\nport = 8265\nallowed_hosts = ["train.example", "localhost"]\n[log]\nlevel = "debug"\n'
@@ -109,3 +111,22 @@ def test_no_password_is_given_among_the_arguments_of_a_process() -> None:
         assignments(["log.level=debug", "redis.password=canary-1"])
     assert "canary-1" not in refused.value.message
     assert assignments(["redis.password_file=/run/p"]) == {"redis.password_file": "/run/p"}
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"jobs.user": "service", "jobs.user_ids": "70000-70009", "jobs.max_memory_gib": "64"}]
+)
+def test_hosts_are_told_what_jobs_may_do_here(monkeypatch: pytest.MonkeyPatch, given: dict[str, str]) -> None:
+    """They read no configuration: it is in their environment, in words that a configuration takes, too."""
+    for name, _ in leaves():
+        monkeypatch.setenv(variable_of(name), "")  # put back afterwards
+        monkeypatch.delenv(variable_of(name))
+    config = resolve(given, {}).config
+    tell_jobs(config)
+    found = Policy.of(os.environ)
+    assert (found.user, f"{found.first_id}-{found.last_id}") == (config.jobs.user, config.jobs.user_ids)
+    assert found.max_memory_bytes == config.jobs.max_memory_gib << 30
+    assert (found == Policy()) == (not given), "what nobody has told is the configuration's default"
+    assert resolve({}, os.environ).config.jobs == config.jobs
+    with pytest.raises(Refused, match="must begin with the lower number"):
+        resolve({"jobs.user_ids": "9-7"}, {})

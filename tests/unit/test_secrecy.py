@@ -147,5 +147,31 @@ def test_values_are_kept_in_files_of_their_owner_and_belong_to_a_project(
     assert not list(folder.names()) and CANARY not in str(list(file.parent.iterdir()))
 
 
+def test_a_value_that_is_replaced_or_removed_leaves_no_log_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = tmp_path / "jobs" / "job-1" / "logs"
+    logs.mkdir(parents=True)
+    across = "x" * ((1 << 20) - 5)  # the value lies across the edge of what is read at a time
+    text = f"{across}{CANARY} once\nand {CANARY} again, {CANARY[:-1]}"
+    (logs / "n0-0.log").write_text(text)
+    (logs / "n0-0.log.1").write_text(f"before: {CANARY}")
+    (logs / "n0-1.log").write_text("nothing")
+    SecretFolder(tmp_path / "secrets").put("default", "hf", CANARY)
+
+    def everstep_secret(*words: str, given: str = "") -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO(given))
+        assert secret_files.main(["--state-dir", str(tmp_path), *words]) == 0
+        return capsys.readouterr().out
+
+    assert "logs" not in everstep_secret("set", "hf", given=CANARY), "the same again is still covered when it is read"
+    assert "taken out of 2 logs" in everstep_secret("set", "hf", given="another-value-1")
+    assert (logs / "n0-0.log").read_text() == text.replace(CANARY, "*" * len(CANARY))
+    assert CANARY not in (logs / "n0-0.log.1").read_text() and (logs / "n0-1.log").read_text() == "nothing"
+    (logs / "n0-1.log").write_text("said another-value-1\n")
+    assert "taken out of 1 logs" in everstep_secret("rm", "hf")
+    assert (logs / "n0-1.log").read_text() == f"said {'*' * 15}\n"
+
+
 def test_no_value_hides_nothing() -> None:
     assert Veil([""]).over_text("two words") == "two words" and not Veil([""])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 import sysconfig
 from collections.abc import Iterator
 from glob import escape, iglob
@@ -25,12 +26,17 @@ SEPARATOR = b"\0"
 _NOT_STDLIB = ("site-packages", "dist-packages", "__pycache__")
 
 
-def load(data: DataSpec) -> torch.Tensor:
-    """The text as uint8 tokens (N,), files in order of path, documents separated by a 0 byte. Raises Refused."""
+def load(data: DataSpec, *, for_everybody: bool = False) -> torch.Tensor:
+    """The text as uint8 tokens (N,), files in order of path, documents separated by a 0 byte. Raises Refused.
+
+    for_everybody: who reads it may read more than whoever is given it, so files that only some may read are refused.
+    """
     if data.max_bytes is not None and data.max_bytes < 1:
         raise _refused("max_bytes", data.max_bytes, f"is {data.max_bytes} and must be at least 1; leave it out to read all")
     text = bytearray()
     for path in _files(data):
+        if for_everybody:
+            _require_open(path, data)
         for document in _documents(path, data, None if data.max_bytes is None else data.max_bytes - len(text)):
             text += SEPARATOR + document if text else document
             if data.max_bytes is not None and len(text) >= data.max_bytes:
@@ -97,6 +103,16 @@ def _matches(pattern: str) -> Iterator[Path]:
         installed = path.is_relative_to(root) and any(part in _NOT_STDLIB for part in path.relative_to(root).parts)
         if path.is_file() and not (STDLIB in pattern and installed):
             yield path
+
+
+def _require_open(path: Path, data: DataSpec) -> None:
+    try:
+        is_open = path.stat().st_mode & stat.S_IROTH
+    except OSError:
+        return  # said where it is read
+    if not is_open:
+        said = f"names {path}, which only some users may read, and jobs run as another; chmod a+r it, or jobs.user: service"
+        raise _refused("files", str(path), said)
 
 
 def _documents(path: Path, data: DataSpec, limit: int | None) -> Iterator[bytes]:

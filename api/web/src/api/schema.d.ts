@@ -2261,6 +2261,11 @@ export interface components {
              * @default null
              */
             name?: string | null;
+            /**
+             * Project
+             * @default null
+             */
+            project?: string | null;
             resize: components["schemas"]["ResizeRequest"];
             /**
              * State
@@ -2327,7 +2332,8 @@ export interface components {
         };
         /**
          * SelectionRequest
-         * @description Open jobs that are in one of these states, have this name and carry all of these labels; what is left out is any.
+         * @description Open jobs that are in one of these states, have this name, are of this project and carry all of these labels; what is
+         *     left out is any.
          */
         SelectionRequest: {
             /**
@@ -2347,6 +2353,11 @@ export interface components {
              * @default null
              */
             name?: string | null;
+            /**
+             * Project
+             * @default null
+             */
+            project?: string | null;
             /**
              * State
              * @default []
@@ -2720,6 +2731,14 @@ export interface operations {
                 state?: components["schemas"]["JobStatus"][] | null;
                 /** @description NAME=VALUE: only jobs that carry it; all of them, where it is repeated. */
                 label?: string[] | null;
+                /** @description Only jobs that are called so. */
+                name?: string | null;
+                /** @description Only jobs of this project. */
+                project?: string | null;
+                /** @description Only jobs submitted at or after this; RFC 3339. */
+                since?: string | null;
+                /** @description Only jobs submitted before this; RFC 3339. */
+                until?: string | null;
             };
             header?: never;
             path?: never;
