@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import gcd, inf
 
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, NodeId
@@ -143,7 +144,7 @@ def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasi
         elif best is None or scores[fitting] < best[0]:
             best = (scores[fitting], degrees, groups, variants[fitting])
     if best is None:
-        return Infeasible(reason=why_not or f"no tp x pp x dp of {total} devices fits the job's constraints; lower them")
+        return Infeasible(reason=why_not or _no_such_size(request, total))
     _, degrees, groups, asked = best
     return _plan(asked, degrees, groups, total)
 
@@ -169,6 +170,30 @@ def _never(request: ChoosePlan) -> str:
     if wanted.dp and wanted.dp > train.micro_batches:
         return f"parallel.dp {wanted.dp} exceeds train.micro_batches {train.micro_batches}; lower dp"
     return ""
+
+
+def _no_such_size(request: ChoosePlan, total: int) -> str:
+    """Why none of the sizes that the job may have can be cut into pipelines; on a larger cluster it may be another one."""
+    wanted, profile, ids = request.spec.parallel, request.profile, request.spec.train.micro_batches
+    whole = gcd(*(divisor.value for divisor in profile.divisors)) or total
+    sizes = {
+        tp * pp * dp
+        for tp in ([wanted.tp] if wanted.tp else [tp for tp in range(1, whole + 1) if whole % tp == 0])
+        for pp in ([wanted.pp] if wanted.pp else range(1, min(ids, profile.num_layers) + 1))
+        for dp in ([wanted.dp] if wanted.dp else range(1, ids // pp + 1))
+    }
+    least, most = max(1, wanted.min_devices), wanted.max_devices or inf
+    if any(least <= size <= most for size in sizes):
+        return f"no tp x pp x dp of {total} devices fits the job's constraints; lower them"
+    near = [
+        max((size for size in sizes if size < least), default=0),
+        min((size for size in sizes if size > most), default=0),
+    ]
+    may_have = f"{least} devices or more" if most == inf else f"{least} to {most} devices"
+    return (
+        f"may have {may_have}, and with {ids} micro-batches no such number is tp x pp x dp; "
+        f"{' or '.join(str(size) for size in near if size)} would be: change min_devices or max_devices"
+    )
 
 
 def _lower(request: ChoosePlan) -> str:
