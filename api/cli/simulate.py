@@ -133,8 +133,9 @@ def _table(reports: list[dict[str, Any]]) -> Table:
         "p99 s",
         "run again s",
         "steps back",
+        "spares in",
         "moved GB",
-        "lost MWh",
+        "lost kWh",
         "most lost to",
     ):
         table.add_column(heading, justify="right")
@@ -149,8 +150,9 @@ def _table(reports: list[dict[str, Any]]) -> Table:
             f"{one['pause_p99_s']:.2f}",
             f"{one['rerun_s']:,.0f}",
             str(one["rolled_back"]),
+            str(one["rungs"].get("spare", 0)) if one["rungs"] else "",
             f"{one['moved_gb']:,.0f}",
-            f"{one['energy_lost_mwh']:,.1f}",
+            f"{one['energy_lost_kwh']:,}",
             worst[0],
         )
     return table
