@@ -120,31 +120,35 @@ def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasi
     if is_mixed(request) and (mixed := choose_mixed(request, ahead)):
         return mixed
     best: tuple[tuple[float, ...], Degrees, list[tuple[Device, ...]], ChoosePlan] | None = None
-    why_not = ""
     in_order: dict[int, list[tuple[Device, ...]]] = {}
-    # What would be faster may take more memory.
-    variants = (request, replace(request, measured=())) if request.measured else (request,)
-    for degrees in _degrees(request, total):
-        costs = [_cost(request, degrees, usual=one is not request) for one in variants]
-        scores = [(cost, -degrees.devices, degrees.tp, degrees.pp) for cost in costs]
-        if best is not None and min(scores) >= best[0]:
-            continue
+
+    def groups_of(degrees: Degrees) -> list[tuple[Device, ...]] | None:
         if degrees.tp not in in_order:
             in_order[degrees.tp] = _tp_groups(islands, degrees.tp, request.keep)
-        groups = _groups(in_order[degrees.tp], degrees)
+        return _groups(in_order[degrees.tp], degrees)
+
+    # What would be faster may take more memory.
+    variants = (request, replace(request, measured=())) if request.measured else (request,)
+
+    def scores_of(degrees: Degrees) -> list[tuple[float, ...]]:
+        costs = [_cost(request, degrees, usual=one is not request) for one in variants]
+        return [(cost, -degrees.devices, degrees.tp, degrees.pp) for cost in costs]
+
+    possible = list(_degrees(request, total))
+    # The best first: on thousands of devices looking at all of them takes seconds.
+    for scores, degrees in sorted(((scores_of(one), one) for one in possible), key=lambda found: min(found[0])):
+        if best is not None and min(scores) >= best[0]:
+            break
+        groups = groups_of(degrees)
         if groups is None:
-            why_not = why_not or (
-                f"{degrees} needs {degrees.tp} devices on one node {degrees.pp * degrees.dp} times, "
-                f"{sum(len(island) // degrees.tp for island in islands)} are usable; lower tp or wait for a node"
-            )
             continue
         fitting = next((place for place, one in enumerate(variants) if not _too_big(one, degrees, groups)), None)
-        if fitting is None:
-            why_not = why_not or _too_big(variants[-1], degrees, groups)
-        elif best is None or scores[fitting] < best[0]:
+        if fitting is not None and (best is None or scores[fitting] < best[0]):
             best = (scores[fitting], degrees, groups, variants[fitting])
+    if best is None and possible:
+        return Infeasible(reason=_why_not(variants[-1], possible[0], groups_of(possible[0]), islands))
     if best is None:
-        return Infeasible(reason=why_not or _no_such_size(request, total))
+        return Infeasible(reason=_no_such_size(request, total))
     _, degrees, groups, asked = best
     return _plan(asked, degrees, groups, total)
 
@@ -240,6 +244,18 @@ def _groups(in_order: list[tuple[Device, ...]], degrees: Degrees) -> list[tuple[
     """The first pp * dp of them; None where there are fewer."""
     count = degrees.pp * degrees.dp
     return sorted(tuple(sorted(group)) for group in in_order[:count]) if len(in_order) >= count else None
+
+
+def _why_not(
+    request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]] | None, islands: list[list[Device]]
+) -> str:
+    """What keeps these degrees from being a plan."""
+    if groups is not None:
+        return _too_big(request, degrees, groups)
+    return (
+        f"{degrees} needs {degrees.tp} devices on one node {degrees.pp * degrees.dp} times, "
+        f"{sum(len(island) // degrees.tp for island in islands)} are usable; lower tp or wait for a node"
+    )
 
 
 def _too_big(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]]) -> str:
