@@ -163,6 +163,7 @@ class Fleet:
         if not self._is_up(device.node):
             return
         well_at = self._well_at[device] = self.now + lasts_s
+        self.expect_change(well_at)
 
         def mend() -> Sequence[Input]:
             if self._well_at[device] == well_at and device in self._tempo.slow:
@@ -171,6 +172,11 @@ class Fleet:
 
         self.after(lasts_s, mend)
         self._training.change_speed(device, times)
+
+    def expect_change(self, at: float) -> None:
+        """A device will compute at another pace from then on."""
+        if not self._dense:
+            self._training.expect_change(at)
 
     def _strike(self, device: Device, cause: str) -> None:
         self.tally.faults += 1
@@ -213,8 +219,10 @@ class Fleet:
                 tally.rolled_back += int(str(entry.data["steps"]))
             elif (forgotten_s := JUDGED.get(entry.type)) and not self._dense:
                 self.after(forgotten_s, self._training.watch)
+            elif entry.type == "spare_ready":
+                self._training.look_again()
             if entry.type in TOLD:
-                tally.decisions.append((entry.type, entry.generation, entry.step, _words(entry.message)))
+                tally.decisions.append((entry.type, entry.generation, entry.step, _words(entry.type, entry.message)))
         for identity, effect in stepped.effects.items():
             self._carry_out(identity, effect)
         if JOB in self._state.jobs:
@@ -248,6 +256,10 @@ class Fleet:
                 self._say([done])
 
 
-def _words(message: str) -> str:
-    """What was decided, without what it was expected to cost."""
-    return message.split(" (")[0].split(", expected")[0].split("; steps of")[0]
+def _words(kind: str, message: str) -> str:
+    """What was decided, without what was measured for it and what it was expected to cost."""
+    if kind in ("straggler", "straggler_well"):
+        return message.split(" takes ")[0]
+    if kind == "rebalancing":
+        return message.split("as usual: ")[-1].split("; steps of")[0]
+    return message.split(" (")[0].split(", expected")[0]

@@ -31,6 +31,8 @@ JUDGED = {"straggler": FORGET_S, "straggler_well": FORGET_S, "not_rebalanced": W
 """Entries of the history that count for so long, and are looked at again then."""
 WATCHED = LEARNED + KEPT + MIN_STEPS
 """Steps at least that are told one by one where there may be something to judge; and then for as long as there is."""
+AHEAD = 10
+"""Steps before a device's pace changes from which on all are told: the kernel has to know what was usual."""
 
 
 class Clockwork(Protocol):
@@ -72,6 +74,7 @@ class Training:
         self._told: March | None = None
         """The one of which every step is told."""
         self._watched_until = Step(0)
+        self._expects_until = 0.0
         self._cause = ""
         self._down_since: float | None = None
 
@@ -199,14 +202,28 @@ class Training:
     def change_speed(self, device: Device, times: float) -> None:
         """It takes so many times as long as others of its kind, from the next step on."""
         march = self.march if self.has(device) else None
-        if march is not None:
-            self._tell_lately(march)
         if times > 1.0:
             self._tempo.slow[device] = times
         else:
             self._tempo.slow.pop(device, None)
-        if march is not None and self.march is march:
+        if march is not None:
             march.change(self._clockwork.now, *self._step_takes(march.plan))
+            self.watch()
+
+    def expect_change(self, at: float) -> None:
+        """Of some device's pace: until then, and shortly before, every step is told."""
+
+        def begin() -> Sequence[Input]:
+            self._expects_until = max(self._expects_until, at)
+            return self.watch()
+
+        now, march = self._clockwork.now, self.march
+        ahead_s = AHEAD * (march.step_s if march is not None else 0.0)
+        self._clockwork.after(max(0.0, at - ahead_s - now), begin)
+
+    def look_again(self) -> None:
+        """Something has come that may stand in for a slow device."""
+        if self.march is not None and self._is_judged(self.march):
             self.watch()
 
     def watch(self) -> Sequence[Input]:
@@ -220,8 +237,12 @@ class Training:
         return []
 
     def _is_judged(self, march: March) -> bool:
-        record = self._clockwork.record
-        return self._tempo.is_mixed or record.is_rebalanced or self._tempo.has_slow(march.plan)
+        """Whether somebody of it is slow, or taken for that, or would be planned with by what it was measured to take."""
+        record, plan = self._clockwork.record, march.plan
+        if self._clockwork.now < self._expects_until:
+            return True
+        taken_for_slow = any(one.is_slow and device in plan.seat_of for device, one in record.stragglers.items())
+        return self._tempo.is_mixed or record.is_rebalanced or taken_for_slow or self._tempo.has_slow(plan)
 
     def _step_takes(self, plan: Plan) -> tuple[float, float]:
         """And how much of that because devices are slow, or have been and still have less to do."""
@@ -232,13 +253,6 @@ class Training:
         if self.march is not None and (slowed_s := self.march.slowed_s(self._clockwork.now)):
             self._clockwork.tally.lose("straggler", slowed_s)
 
-    def _tell_lately(self, march: March) -> None:
-        """One by one what passed last: by that a change of pace shows."""
-        if self._has_begun(march):
-            reached = march.reached(self._clockwork.now)
-            for number in range(max(self.said, reached - LEARNED) + 1, reached + 1):
-                self._clockwork.step(self._news(march, range(number, number + 1), paced=True))
-
     def _tell_next(self, march: March) -> None:
         now = self._clockwork.now
         self._clockwork.after(march.at(Step(march.reached(now) + 1)) - now, lambda: self._tell(march))
@@ -247,7 +261,8 @@ class Training:
         if self.march is not march:
             return []
         reached = march.reached(self._clockwork.now)
-        if self._dense or reached <= self._watched_until or self._clockwork.is_judging:
+        is_early = reached <= self._watched_until or self._clockwork.now < self._expects_until
+        if self._dense or is_early or self._clockwork.is_judging:
             self._tell_next(march)
         else:
             self._told = None

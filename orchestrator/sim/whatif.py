@@ -24,8 +24,8 @@ from .pace import Pace
 from .report import Report, report_of
 from .scene import WhatIf, scene_of, trace_of
 
-WARM_UP_S = 120.0
-"""Before the first fault: hosts open and the first plan is made; not part of what is measured."""
+WARM_UP_S, WARM_UP_STEPS = 120.0, 20
+"""Before the first fault: hosts open, the first plan is made and steps pass; not part of what is measured."""
 MOST_PLANNED = 2048
 """Blocks up to which a job is planned smaller while some are away; a larger one waits for them."""
 IDS, MIXED_IDS = 4, 16
@@ -90,10 +90,13 @@ def fleet_of(scene: WhatIf, *, dense: bool = False) -> Fleet:
 
 
 def play(scene: WhatIf, fleet: Fleet, trace: Sequence[Arrival], tell: Callable[[float], None] = lambda _: None) -> None:
-    fleet.run_until(WARM_UP_S)
+    begins_at = WARM_UP_S + WARM_UP_STEPS * scene.paced_s
+    fleet.run_until(begins_at)
     fleet.begin()
+    for one in (one for one in trace if one.mode.slows):
+        fleet.expect_change(begins_at + one.at)
     for number, one in enumerate(trace):
-        fleet.run_until(WARM_UP_S + one.at)
+        fleet.run_until(begins_at + one.at)
         device, mode = Device(NodeId(f"n{one.victim:05}"), 0), one.mode
         if mode.slows:
             fleet.slow_down(device, mode.slows, mode.repaired_s)
@@ -104,7 +107,7 @@ def play(scene: WhatIf, fleet: Fleet, trace: Sequence[Arrival], tell: Callable[[
         else:
             fleet.lose_rank(device, mode.cause, fleet.pace.hang_s if mode.cause == "hang" else fleet.pace.detect_s)
         tell(number / len(trace))
-    fleet.run_until(WARM_UP_S + scene.days * DAY_S)
+    fleet.run_until(begins_at + scene.days * DAY_S)
     fleet.close()
 
 

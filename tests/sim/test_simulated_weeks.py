@@ -80,6 +80,14 @@ def test_a_machine_that_is_announced_to_go_is_left_before_and_loses_nothing() ->
         assert plan.world_size == 8, "it is back"
 
 
+def test_a_spare_stands_in_for_a_machine_that_is_announced_to_go() -> None:
+    fleet = fleet_of(replace(SMALL, rate=0.0))
+    play(replace(SMALL, rate=0.0), fleet, [one("spot", repaired_s=3600.0, notice_s=120.0)])
+    assert {plan.world_size for plan in fleet.record.plans.values()} == {8}
+    assert fleet.tally.rerun_s == 0.0 and not fleet.tally.rungs and sum(fleet.tally.lost_s.values()) < 1.0
+    assert set(fleet.tally.lost_s) == {"spot"} and len(fleet.record.incidents) == 1
+
+
 def test_pipelines_of_a_mixed_fleet_take_what_their_kind_can_do() -> None:
     fleet = fleet_of(replace(SMALL, rate=0.0, kinds=("A100", "B200"), spares=0))
     play(replace(SMALL, rate=0.0, kinds=("A100", "B200")), fleet, [])
