@@ -78,8 +78,8 @@ def month(days: float) -> dict[str, Any]:
 
 
 def llama3(days: float) -> dict[str, float]:
-    """One spare of two machines: 0.1 % of the accelerators."""
-    scene = WhatIf(name="llama3-405b", gpus=16_384, block=16, pp=4, days=days, spares=1)
+    """Two spare machines: 0.1 % of the accelerators."""
+    scene = WhatIf(name="llama3-405b", gpus=16_384, block=8, pp=4, days=days, spares=2)
     return {policy: report(scene, policy, trace_of(scene)).goodput for policy in POLICIES}
 
 
