@@ -181,7 +181,7 @@ STATES: tuple[JobState, ...] = (
     Probing(),
     Queued(reason="needs 8 devices, 6 usable"),
     Starting(forming=FORMING),
-    Running(generation=G1, plan=PLAN, finished=frozenset({D2, D0})),
+    Running(generation=G1, plan=PLAN),
     Reforming(
         fault=FAULT,
         closing=CLOSING,

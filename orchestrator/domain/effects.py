@@ -106,8 +106,20 @@ class PruneCheckpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillNode:
-    """End every process of a node: it is empty and to go, or it is to be tried what happens then."""
+    """End every process of a node that nobody uses: it is to go, or it is to be tried what happens then."""
 
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrikeNode:
+    """End every process of a node that jobs use, to try what happens then; answered by NodeStruck.
+
+    In an outbox, so that a supervisor's end does not make it come to nothing; the second time harms nobody.
+    """
+
+    job: JobId
+    """Which has it in its outbox."""
     node: NodeId
 
 
@@ -143,4 +155,4 @@ Loose: TypeAlias = KillNode | AddNode | CheckNode | Sabotage
 OnDisk: TypeAlias = NoteCheckpoint | PruneCheckpoints
 """Housekeeping: what fails is tried again with the next checkpoint."""
 
-Effect: TypeAlias = ProbeProgram | ChoosePlan | CallHost | CommitCheckpoint | OnDisk | Loose
+Effect: TypeAlias = ProbeProgram | ChoosePlan | CallHost | CommitCheckpoint | OnDisk | StrikeNode | Loose

@@ -231,6 +231,15 @@ class NodesSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStruck:
+    """A node that was to be killed on purpose is dead, or could not be killed."""
+
+    node: NodeId
+    refused: str = ""
+    """Why it was not, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChecked:
     """A node's check has come back; one that nobody answered never does."""
 
@@ -275,6 +284,7 @@ Input: TypeAlias = (
     | HostHeard
     | HostClosed
     | NodesSeen
+    | NodeStruck
     | NodeChecked
     | EffectDone
     | DeadlinePassed

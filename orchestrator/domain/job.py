@@ -191,8 +191,6 @@ class Starting:
 class Running:
     generation: Generation
     plan: Plan
-    finished: frozenset[Device] = frozenset()
-    """Ranks that hold the final state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

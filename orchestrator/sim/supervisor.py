@@ -21,6 +21,7 @@ from orchestrator.domain.effects import (
     ProbeProgram,
     PruneCheckpoints,
     Sabotage,
+    StrikeNode,
 )
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import (
@@ -33,6 +34,7 @@ from orchestrator.domain.events import (
     InstantCame,
     NodeChecked,
     NodesSeen,
+    NodeStruck,
     PlanChosen,
     ProgramProbed,
 )
@@ -270,6 +272,9 @@ class SimSupervisor:
                 self.tell(EffectDone(job=job, effect=identity), urgent=False)
             case PruneCheckpoints(job=job, keep=keep):
                 self._soon(PLAN_S, lambda: self._prune(identity, job, keep))
+            case StrikeNode(job=job, node=node):
+                self.world.kill_node(node)
+                self._answer(identity, job, lambda: NodeStruck(node=node))
             case KillNode() | AddNode() | CheckNode() | Sabotage():
                 self._provide(effect)
 

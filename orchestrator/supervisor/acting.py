@@ -24,6 +24,7 @@ from orchestrator.domain.effects import (
     ProbeProgram,
     PruneCheckpoints,
     Sabotage,
+    StrikeNode,
 )
 from orchestrator.domain.errors import EverstepError, NotFound, Refused
 from orchestrator.domain.events import (
@@ -32,6 +33,7 @@ from orchestrator.domain.events import (
     EffectDone,
     Input,
     NodeChecked,
+    NodeStruck,
     PlanChosen,
     ProgramProbed,
     ProgramRefused,
@@ -69,7 +71,11 @@ class Hands:
         self.skew_s = 0.0
         """How far the wall clock has jumped, on purpose."""
 
-    def carry_out(self, identity: EffectId, effect: ProbeProgram | ChoosePlan | CommitCheckpoint | OnDisk | Loose) -> None:
+    def carry_out(
+        self,
+        identity: EffectId,
+        effect: ProbeProgram | ChoosePlan | CommitCheckpoint | OnDisk | StrikeNode | Loose,
+    ) -> None:
         match effect:
             case ProbeProgram():
                 self.start(self._answer(identity, effect.job, self._probe(effect)))
@@ -79,6 +85,8 @@ class Hands:
                 self.start(self._answer(identity, effect.job, self._checkpoint(effect)))
             case NoteCheckpoint() | PruneCheckpoints():
                 self.start(self._keep_house(identity, effect))
+            case StrikeNode():
+                self.start(self._answer(identity, effect.job, self._strike(effect)))
             case KillNode() | AddNode() | CheckNode() | Sabotage():
                 self.provide(effect)
 
@@ -118,6 +126,13 @@ class Hands:
             return CheckpointCommitted(job=effect.job, checkpoint=await self._world.checkpoints.commit(effect))
         except (OSError, EverstepError) as error:
             return CheckpointFailed(job=effect.job, step=effect.step, message=str(error))
+
+    async def _strike(self, effect: StrikeNode) -> Input:
+        try:
+            await self._world.provider.kill(effect.node)
+            return NodeStruck(node=effect.node)
+        except (OSError, EverstepError) as error:
+            return NodeStruck(node=effect.node, refused=str(error))
 
     async def _keep_house(self, identity: EffectId, effect: OnDisk) -> None:
         try:

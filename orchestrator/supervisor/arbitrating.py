@@ -118,7 +118,7 @@ def claim_of(record: JobRecord) -> Claim | None:
             core = frozenset(plan.devices)
             if goes:
                 return replace(claim, core=core, leaving=holds)
-            wanted = record.pause is None and not state.finished
+            wanted = record.pause is None
             if record.target is None and turn.yields & core and len(core - turn.yields) < turn.floor:
                 claim = replace(claim, leaving=NOBODY)  # it has found no plan on what would be left
             return replace(

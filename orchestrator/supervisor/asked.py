@@ -10,6 +10,7 @@ from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.job import Running
 from orchestrator.domain.protocol import SaveSoon
 
+from .believing import nobody_asks
 from .deadlines import save_again_s
 from .draft import Draft
 
@@ -31,7 +32,8 @@ def save_where_asked(draft: Draft) -> None:
         return
     if record.save_told and record.checkpoint is not None and record.checkpoint.step > record.save_asked:
         draft.set(save_asked=None, save_failures=0, save_rests=False)
-    elif isinstance(state, Running) and record.save_told != state.generation and not state.finished:
+        nobody_asks(draft)
+    elif isinstance(state, Running) and record.save_told != state.generation:
         # What it began with was there before.
         draft.set(save_told=state.generation, save_asked=record.committed, save_rests=False)
         device = state.plan.devices[0]
@@ -53,6 +55,7 @@ def asked_came_to_nothing(draft: Draft, step: Step, message: str) -> None:
     else:
         said += "; it is given up, ask for it again once there is room"
         draft.set(save_asked=None, save_failures=0, save_rests=False)
+        nobody_asks(draft)
     draft.say("checkpoint_late", said, failures=failures)
 
 

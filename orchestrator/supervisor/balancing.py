@@ -106,7 +106,6 @@ def _is_open_to_change(draft: Draft, state: Running) -> bool:
     slow = slow_devices(draft, plan)
     if (
         not (slow or record.is_rebalanced)
-        or state.finished
         or record.target
         or record.join
         or record.planning

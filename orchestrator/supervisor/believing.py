@@ -84,9 +84,20 @@ def _note_after(draft: Draft, saved: Step, after: After) -> None:
         draft.set(checkpoint=noted)
         if newest.at:  # this job's own: what it began with is another's
             _note_on_disk(draft, noted)
-    elif saved in record.saving or pacing.is_due(saved, Step(record.spec.train.steps)):
-        most = MAX_PENDING_ENTRIES if pacing.is_journal else MAX_PENDING
+    elif record.save_asked is not None or _may_be_saved(draft, saved):
+        # Of one that was asked for nobody but its ranks know at first which step it is of.
+        most = MAX_PENDING_ENTRIES if pacing.is_journal or record.save_asked is not None else MAX_PENDING
         draft.set(after=dict(sorted({**record.after, saved: after}.items())[-most:]))
+
+
+def _may_be_saved(draft: Draft, step: Step) -> bool:
+    record = draft.record
+    return step in record.saving or pacing_of(record).is_due(step, Step(record.spec.train.steps))
+
+
+def nobody_asks(draft: Draft) -> None:
+    """For a checkpoint of whichever step, any more: only those that are due, or on their way, will be looked for."""
+    draft.set(after={step: after for step, after in draft.record.after.items() if _may_be_saved(draft, step)})
 
 
 def _note_on_disk(draft: Draft, noted: CheckpointRef) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.domain.effects import KillNode, Loose, Sabotage
+from orchestrator.domain.effects import KillNode, Loose, Sabotage, StrikeNode
+from orchestrator.domain.events import NodeStruck
 from orchestrator.domain.faults import (
     IN_THE_NEXT_PROCESS,
     ON_CONTROL,
@@ -78,7 +79,13 @@ def _kill_node(drafts: Sequence[Draft], asked: FaultRequested) -> tuple[Loose, .
         why = f"{refusals[0][0].record.id} has ranks on {node}: {why}"
     for draft, what in hit:
         _do(draft, what, why)
-    return () if why else (KillNode(node=node),)
+    if why:
+        return ()
+    if not hit:
+        return (KillNode(node=node),)
+    keeper = hit[0][0]
+    keeper.emit(StrikeNode(job=keeper.record.id, node=node))
+    return ()
 
 
 def _do(draft: Draft, asked: FaultRequested, why_not: str) -> None:
@@ -95,7 +102,7 @@ def _send(draft: Draft, asked: FaultRequested) -> None:
         _begin(draft, asked, devices, None)
         draft.call(device.node, InjectFault(fault=asked, device=device))
     elif asked.fault is FaultKind.NODE_KILL:
-        _begin(draft, asked, devices, device.node, carried_out=f"every process of {device.node} is killed")
+        _begin(draft, asked, devices, device.node)
     else:
         # A host that ends may not live to say so.
         said = f"the host on {device.node} is killed" if asked.fault is FaultKind.HOST_KILL else ""
@@ -124,9 +131,22 @@ def fault_carried_out(draft: Draft, said: FaultCarriedOut) -> None:
             draft.say("fault_carried_out", f"{one.asked.fault}: {said.message}", fault=one.id, step_of_fault=step)
 
 
+def node_struck(draft: Draft, said: NodeStruck) -> None:
+    for one in still_open(draft):
+        if not _is_under_way(one) or one.node != said.node:
+            continue
+        if said.refused:
+            _judge(draft, one, Verdict.REFUSED, said.refused)
+        else:
+            _strike(draft, one, draft.now)
+
+
 def fault_seen(draft: Draft, fault: Fault, devices: Iterable[Device]) -> None:
     """Somebody was found dead: that is what explains open faults on them; what they had yet to do they never will."""
     hit = frozenset(devices)
+    for one in still_open(draft):
+        if _is_under_way(one) and hit & set(one.devices):
+            _strike(draft, one, one.asked_at)  # its processes end one after another, and that is heard before the last has
     concerned = [one for one in still_open(draft) if hit & set(one.devices)]
     # A slow link or a stop that passed does not end a process where something else was told to.
     killers = [one for one in concerned if one.asked.fault in NOTICEABLE and one.carried_out_at is not None]
@@ -160,6 +180,16 @@ def judge_faults(draft: Draft) -> None:
             done = replace(one, cause=incident.fault.cause, pause_s=incident.pause_s, rolled_back=incident.rolled_back)
             _replace(draft, one, done)
             _judge(draft, done, Verdict.RECOVERED, incident.fault.message)
+
+
+def _is_under_way(one: Injected) -> bool:
+    """A node is told to die, and whoever kills it has not said yet that it has."""
+    return one.asked.fault is FaultKind.NODE_KILL and one.carried_out_at is None
+
+
+def _strike(draft: Draft, one: Injected, at: float) -> None:
+    said = f"every process of {one.node} is killed"
+    _update(draft, one, carried_out_at=at, step=draft.record.committed, message=said, **_heard(draft))
 
 
 def _heard(draft: Draft) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def _cut(draft: Draft, step: Step, *, asks: bool = True) -> None:
         adrift=None if end is not None else step if record.adrift is None else min(record.adrift, step),
     )
     state = draft.state
-    if not asks or end is not None or not isinstance(state, Running) or state.finished:
+    if not asks or end is not None or not isinstance(state, Running):
         return
     if not record.base_asked or record.committed >= record.base_asked + AGAIN:
         device = state.plan.devices[0]

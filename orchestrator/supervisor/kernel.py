@@ -36,6 +36,7 @@ from orchestrator.domain.events import (
     NodeChecked,
     NodeRequested,
     NodesSeen,
+    NodeStruck,
     PauseRequested,
     PlanChosen,
     PriorityRequested,
@@ -71,7 +72,7 @@ from .asked import asked_came_to_nothing, checkpoint_now, save_where_asked
 from .balancing import balance
 from .cordons import Cordons
 from .draft import Draft
-from .faulting import inject, judge_faults
+from .faulting import inject, judge_faults, node_struck
 from .hearing import contact_restored, deadline_passed, host_said, host_unheard
 from .keeping import checkpoint_committed, checkpoint_failed, checkpoints_pruned, commit_ready_checkpoints
 from .moving import leave_drained_hosts, look_again, resize
@@ -253,6 +254,10 @@ class _Cycle:
                 return
             case FaultRequested():
                 self._inject(one)
+                return
+            case NodeStruck():
+                for job in list(self.jobs):
+                    node_struck(self._draft(job), one)
                 return
             case ReleaseRequested(node=node):
                 self._release(node)

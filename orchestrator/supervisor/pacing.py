@@ -38,7 +38,7 @@ def paced(draft: Draft, generation: Generation) -> Pacing:
 def keep_pace(draft: Draft) -> None:
     """Another pace, where the file leaves it open and what was measured speaks for it; who trains is told."""
     state = draft.state
-    if not isinstance(state, Running) or state.finished:
+    if not isinstance(state, Running):
         return
     _reconsider(draft)
     record = draft.record

@@ -66,7 +66,7 @@ def rest_where_asked(draft: Draft) -> None:
         draft.set(pause=None, planning=False, considered=frozenset())
         draft.become(Paused(at=draft.now))
         draft.say("paused", f"paused at step {record.committed}; nothing was held")
-    elif not isinstance(state, Running) or state.finished:
+    elif not isinstance(state, Running):
         return
     elif wish.told != state.generation and wish.resumes:
         _need_not(draft)  # those who had been told have gone

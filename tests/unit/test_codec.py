@@ -54,6 +54,7 @@ from tests import (
     planned,
     queued,
     samples,
+    struck,
 )
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -119,6 +120,8 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "admissions-1": (tuple[Admission, ...], (admitted.ADMISSIONS,)),
     "admitted-inputs-1": (Input, admitted.INPUTS),
     "admitted-effects-1": (Effect, admitted.EFFECTS),
+    "struck-effects-1": (Effect, struck.EFFECTS),
+    "struck-inputs-1": (Input, struck.INPUTS),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
         samples.JOINS,
@@ -145,7 +148,7 @@ def test_golden_files_hold_one_of_every_kind(union: Any) -> None:
     later = (*samples.LATER, *doubts.REQUESTS, *doubts.HOST_EVENTS, *doubts.INPUTS, *believed.EFFECTS, *believed.INPUTS)
     later += (*moved.INPUTS, *journals.REQUESTS, *copied.HOST_EVENTS, *paused.INPUTS, *paused.STATES, *admitted.INSTANTS)
     later += (*admitted.INPUTS, *admitted.EFFECTS)
-    later += queued.INPUTS
+    later += (*queued.INPUTS, *struck.EFFECTS, *struck.INPUTS)
     assert {type(value) for value in (*values[union], *later)} >= set(get_args(union))
 
 

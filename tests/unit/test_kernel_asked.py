@@ -32,6 +32,13 @@ def test_a_checkpoint_that_is_asked_for_early_is_made_as_soon_as_the_job_trains(
     assert len([e for e in bench.effects.values() if isinstance(e, CallHost) and isinstance(e.request, SaveSoon)]) == 1
 
 
+def test_one_that_was_asked_for_has_a_canary_whichever_step_it_is_of() -> None:
+    """Its shards are heard of when they are written: by then the step after it has long passed."""
+    bench = an_asked_one().passed(*range(2, 12)).saved(2).checkpoint(2)
+    assert bench.record.checkpoint is not None and bench.record.checkpoint.after
+    assert not bench.passed(12, 13).record.after, "and nothing is noted when nobody waits"
+
+
 def an_asked_one() -> Bench:
     bench = Bench(spec=a_spec(tp=1, pp=1, dp=2, every=0)).running().passed(1).tell(CheckpointNow(job=JOB))
     assert len(bench.calls(SaveSoon)) == 1

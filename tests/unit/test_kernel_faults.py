@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.domain.effects import KillNode, Sabotage
+from orchestrator.domain.effects import Effect, KillNode, Sabotage, StrikeNode
+from orchestrator.domain.events import NodeStruck
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.generation import NotFinite
 from orchestrator.domain.ids import Device, JobId, NodeId, Step
@@ -38,6 +39,10 @@ def struck(bench: Bench, step: int = 4) -> Bench:
     one = last(bench)
     node = one.node or one.devices[0].node
     return bench.said(node, FaultCarriedOut(id=one.id, message="done", at=bench.now, step=Step(step)))
+
+
+def strikes(bench: Bench) -> list[Effect]:
+    return [effect for effect in bench.record.outbox.values() if isinstance(effect, StrikeNode)]
 
 
 def recovered(bench: Bench) -> Bench:
@@ -224,10 +229,36 @@ def test_a_killed_node_is_judged_by_every_job_on_it() -> None:
     bench = trained()
     node = bench.device(0).node
     bench.tell(FaultRequested(fault=FaultKind.NODE_KILL, node=node))
-    assert bench.last.loose == (KillNode(node=node),)
+    assert strikes(bench) == [StrikeNode(job=JOB, node=node)], "a successor does it again"
     assert last(bench).devices == tuple(device for device in bench.plan.devices if device.node == node)
     bench.host_gone(node)
-    assert (last(bench).cause, last(bench).incident) == ("node_lost", 1)
+    assert (last(bench).cause, last(bench).incident) == ("node_lost", 1), (
+        "its end is heard of before whoever killed it says so"
+    )
+    bench.tell(NodeStruck(node=node))
+    assert last(bench).incident == 1
+
+
+def test_a_node_that_could_not_be_killed_is_no_fault_that_nobody_noticed() -> None:
+    bench = trained()
+    node = bench.device(0).node
+    bench.tell(asked(FaultKind.NODE_KILL, node=node))
+    bench.now += QUIET_S
+    bench.passed(*range(4, 4 + 2 * QUIET_STEPS))
+    assert last(bench).verdict is Verdict.OPEN, "it lives still: nobody has said otherwise"
+    bench.tell(NodeStruck(node=node, refused="its processes do not end"))
+    assert (last(bench).verdict, last(bench).why) == (Verdict.REFUSED, "its processes do not end")
+
+
+def test_a_node_that_was_killed_and_trains_on_went_undetected() -> None:
+    bench = trained()
+    node = bench.device(0).node
+    bench.tell(asked(FaultKind.NODE_KILL, node=node)).passed(4, 5)
+    bench.tell(NodeStruck(node=node))
+    assert (last(bench).carried_out_at, last(bench).step) == (bench.now, 5)
+    bench.now += QUIET_S
+    bench.passed(*range(6, 6 + QUIET_STEPS))
+    assert last(bench).verdict is Verdict.UNDETECTED
 
 
 def test_a_node_is_killed_only_where_every_job_on_it_can_bear_that() -> None:
@@ -241,11 +272,14 @@ def test_a_node_is_killed_only_where_every_job_on_it_can_bear_that() -> None:
     bench.kernel = replace(bench.kernel, jobs=jobs)
     bench.tell(asked(FaultKind.NODE_KILL, node=node))
     mine, theirs = last(bench), bench.kernel.jobs[other].injected[-1]
-    assert not bench.last.loose and mine.verdict is theirs.verdict is Verdict.REFUSED
+    assert not bench.last.loose and not strikes(bench) and mine.verdict is theirs.verdict is Verdict.REFUSED
     assert mine.why.startswith(f"other has ranks on {node}: ") and "the only copies" in mine.why
     bench.tell(asked(FaultKind.NODE_KILL, node=node, beyond_mirrors=True))
     theirs = bench.kernel.jobs[other].injected[-1]
-    assert bench.last.loose == (KillNode(node=node),) and last(bench).devices == theirs.devices
+    assert strikes(bench) == [StrikeNode(job=JOB, node=node)] and last(bench).devices == theirs.devices
+    bench.tell(NodeStruck(node=node))
+    both = (last(bench), bench.kernel.jobs[other].injected[-1])
+    assert all(one.carried_out_at == bench.now for one in both), "one blow, and both jobs' records say when"
 
 
 def test_a_node_nobody_uses_is_killed_without_a_record() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.domain import codec
 from orchestrator.domain.checkpoint import CheckpointRef
-from orchestrator.domain.effects import AddNode, ChoosePlan, KillNode, ProbeProgram
+from orchestrator.domain.effects import AddNode, ChoosePlan, ProbeProgram, StrikeNode
 from orchestrator.domain.events import (
     CancelRequested,
     CheckpointFailed,
@@ -439,7 +439,7 @@ def test_faults_on_request() -> None:
     bench.tell(FaultRequested(fault=FaultKind.KILL, job=JOB, rank=99))
     assert not bench.last.effects
     killed = FaultRequested(fault=FaultKind.NODE_KILL, node=NodeId("n1"), beyond_mirrors=True)
-    assert bench.tell(killed).last.loose == (KillNode(node=NodeId("n1")),)
+    assert list(bench.tell(killed).last.effects.values()) == [StrikeNode(job=JOB, node=NodeId("n1"))]
     assert bench.tell(NodeRequested(kind="H100", num_devices=2)).last.loose == (AddNode(kind="H100", num_devices=2),)
 
 
