@@ -57,6 +57,7 @@ class World(Place):
         self.checker = Checker(scenario, self._held)
         self.store = SimStore(self.checker, Promises(lambda: self.clock.now, self._healthy_s))
         self.store_stalled_until = 0.0
+        self.store_fails_until = 0.0
         self.hosts: dict[tuple[JobId, NodeId], SimHost] = {}
         self._arenas = Arenas(self, self.checker)
         self.size: dict[NodeId, int] = {}

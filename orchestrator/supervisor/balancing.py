@@ -247,7 +247,7 @@ def _with_spare(
     if not slow:
         return []
     left = slow[0].node
-    seats = sorted(device for device in plan.devices if device.node == left)
+    seats = sorted(plan.by_node[left])
     suspects = {device.node for device in record.stragglers}
     for node, spare in sorted(record.spares.items()):
         is_fit = spare.is_ready and node not in record.unreachable and node not in suspects

@@ -252,8 +252,7 @@ def _set_forming(draft: Draft, forming: Forming) -> None:
 
 
 def _prepare(draft: Draft, forming: Forming, node: NodeId) -> None:
-    devices = tuple(device for device in forming.plan.devices if device.node == node)
-    draft.call(node, PrepareSeats(generation=forming.generation, devices=devices))
+    draft.call(node, PrepareSeats(generation=forming.generation, devices=forming.plan.by_node.get(node, ())))
 
 
 def _restore(draft: Draft, forming: Forming, settlement: Settlement | None) -> RestorePlan:
