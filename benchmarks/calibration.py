@@ -18,9 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from orchestrator.domain.events import CancelRequested
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.faults import Verdict
-from orchestrator.domain.job import Cause, Running
 from orchestrator.domain.spec import JobSpec
+from orchestrator.domain.state import Running
 from orchestrator.sim.calibrate import Calibration, Killed, calibrated
 
 from .cluster import say

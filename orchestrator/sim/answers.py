@@ -7,26 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.events import EffectDone, HostClosed, HostSaid, Input
+from orchestrator.domain.host_events import HostEvent, HostOpened, RankReady, SelfTested
 from orchestrator.domain.ids import Device, NodeId
+from orchestrator.domain.origin import FromCheckpoint, FromMemory
 from orchestrator.domain.profile import Profile
-from orchestrator.domain.protocol import (
+from orchestrator.domain.requests import (
     BeginJoin,
     CloseGeneration,
     CloseHost,
     EndJoin,
     FormGeneration,
-    FromCheckpoint,
-    FromMemory,
-    HostEvent,
-    HostOpened,
     HostRequest,
     KillRank,
     OpenHost,
     PrepareSeats,
-    RankReady,
     SaveSoon,
     SelfTest,
-    SelfTested,
     StopAfter,
 )
 

@@ -13,9 +13,11 @@ from math import inf
 
 from orchestrator.domain.copying import Copying
 from orchestrator.domain.generation import Answer, Disagrees, NotFinite, Unreadable
+from orchestrator.domain.host_events import RankFinished
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
 from orchestrator.domain.layout import layout, partners
-from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, RankFinished
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.sight import Traffic
 from orchestrator.domain.spec import JobSpec
 

@@ -14,7 +14,7 @@ from statistics import median
 
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Incident
+from orchestrator.domain.incident import Incident
 from orchestrator.domain.profile import BLOCK, Line, Profile
 from orchestrator.domain.rungs import Rung
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, RecoverySpec, TrainSpec

@@ -6,17 +6,10 @@ from collections.abc import Iterable
 from itertools import count
 
 from orchestrator.domain.generation import Answer, Arrived, Held, RankReport
+from orchestrator.domain.host_events import HostEvent, JoinerAt, RankExited, RankReported, SeatsPrepared
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
 from orchestrator.domain.profile import Interval, joined
-from orchestrator.domain.protocol import (
-    BeginJoin,
-    HostEvent,
-    JoinerAt,
-    PrepareSeats,
-    RankExited,
-    RankReported,
-    SeatsPrepared,
-)
+from orchestrator.domain.requests import BeginJoin, PrepareSeats
 
 
 class Crews:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from orchestrator.domain.ids import Step
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import FormGeneration
+from orchestrator.domain.requests import FormGeneration
 
 NEARLY = 1e-9
 """Of a step: what is that near its end has passed."""

@@ -13,8 +13,8 @@ from orchestrator.domain.events import (
     UncordonRequested,
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.job import TERMINAL
 from orchestrator.domain.size import Size
+from orchestrator.domain.state import TERMINAL
 
 from .world import World
 

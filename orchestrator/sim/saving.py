@@ -10,7 +10,8 @@ from dataclasses import replace
 from orchestrator.domain.checkpoint import CheckpointKind, Pacing
 from orchestrator.domain.course import Course
 from orchestrator.domain.ids import Step
-from orchestrator.domain.protocol import FormGeneration, FromMemory
+from orchestrator.domain.origin import FromMemory
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.spec import JobSpec
 
 from .place import Place

@@ -8,9 +8,10 @@ from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import Command
 from orchestrator.domain.ids import JobId, Term
-from orchestrator.domain.job import TERMINAL, JobRecord
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project
+from orchestrator.domain.state import TERMINAL
 from orchestrator.ports import Commit
 
 from .checkers import Checker

@@ -41,7 +41,7 @@ from orchestrator.domain.events import (
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import EffectId, JobId, NodeId
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.requests import OpenHost
 from orchestrator.planner.choose import choose
 from orchestrator.ports import Commit
 from orchestrator.supervisor.deadlines import deadlines, instants

@@ -13,10 +13,11 @@ from typing import Protocol
 from orchestrator.detection.straggler import KEPT, LEARNED, MIN_STEPS
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.events import CheckpointCommitted, HostSaid, Input
+from orchestrator.domain.host_events import StepsPassed
 from orchestrator.domain.ids import Device, Generation, JobId, Step
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import FormGeneration, StepsPassed
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.spec import JobSpec
 from orchestrator.recovery.balance import WITHIN_S
 from orchestrator.supervisor.balancing import FORGET_S

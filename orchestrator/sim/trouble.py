@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import assert_never
 
 from orchestrator.domain.ids import JobId, NodeId, Step
-from orchestrator.domain.job import JobRecord, Running
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.layout import partners
+from orchestrator.domain.state import Running
 
 from .arena import Arena
 from .host import SimHost

@@ -11,9 +11,10 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import CommitCheckpoint
 from orchestrator.domain.events import CancelRequested, CheckpointNow, JobSubmitted, ReleaseRequested
 from orchestrator.domain.ids import Generation, JobId, NodeId, Step, Term
-from orchestrator.domain.job import JobRecord, Reforming
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.profile import Interval
 from orchestrator.domain.spec import JobSpec
+from orchestrator.domain.state import Reforming
 from orchestrator.recovery.retention import reads
 from orchestrator.supervisor.kernel import State
 

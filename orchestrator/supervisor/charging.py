@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.domain.failure import Failure, Fault
+from orchestrator.domain.host_events import RankExited
 from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.job import Failed, Failure, Fault, Running
-from orchestrator.domain.protocol import RankExited
+from orchestrator.domain.state import Failed, Running
 from orchestrator.recovery.breaker import NEVER_CHARGED, judge
 
 from .draft import Draft

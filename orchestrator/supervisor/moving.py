@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.domain.job import Queued, Running
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import CloseHost
+from orchestrator.domain.requests import CloseHost
 from orchestrator.domain.size import Size
+from orchestrator.domain.state import Queued, Running
 
 from .asked import checkpoint_now
 from .draft import Draft

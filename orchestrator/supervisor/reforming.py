@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.domain.failure import Fault
 from orchestrator.domain.generation import RankReport
+from orchestrator.domain.host_events import RankExited
 from orchestrator.domain.ids import Device, Generation, Step
-from orchestrator.domain.job import Closing, Fault, Incident, Reforming, Running, Starting
+from orchestrator.domain.incident import Incident
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import CloseGeneration, EndJoin, RankExited
+from orchestrator.domain.requests import CloseGeneration, EndJoin
+from orchestrator.domain.state import Closing, Reforming, Running, Starting
 
 from .charging import charge
 from .doubting import accuse

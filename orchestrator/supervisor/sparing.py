@@ -12,11 +12,13 @@ from typing import Any
 
 from orchestrator.detection.classify import host_fault
 from orchestrator.domain.cluster import Node, NodeStatus
+from orchestrator.domain.host_events import RankExited, SeatsPrepared
 from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import Running, Spare
+from orchestrator.domain.job import Spare
 from orchestrator.domain.kinds import Kinds, row_of, table
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import PrepareSeats, RankExited, SeatsPrepared
+from orchestrator.domain.requests import PrepareSeats
+from orchestrator.domain.state import Running
 
 from .draft import Draft
 from .forming import open_host

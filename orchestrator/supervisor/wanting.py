@@ -9,9 +9,9 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import PlanChosen
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import PLANNING, Failed, Queued, Reforming, Running
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rungs import Rung
+from orchestrator.domain.state import PLANNING, Failed, Queued, Reforming, Running
 from orchestrator.jobs.arbitration import Allotment
 from orchestrator.planner.strength import replaced
 from orchestrator.recovery.balance import GAIN

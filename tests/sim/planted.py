@@ -15,7 +15,7 @@ from orchestrator.domain.events import Contact
 from orchestrator.domain.faults import FaultRequested
 from orchestrator.domain.generation import Settlement
 from orchestrator.domain.ids import Generation
-from orchestrator.domain.job import Reforming
+from orchestrator.domain.state import Reforming
 from orchestrator.recovery.restore import cold_restore
 from orchestrator.sim.run import Verdict
 from orchestrator.sim.store import SimStore

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.ids import Generation
-from orchestrator.domain.job import Cause, Fault, Incident
+from orchestrator.domain.incident import Incident
 from orchestrator.domain.rungs import Rung
 from orchestrator.sim.calibrate import Killed, calibrated
 

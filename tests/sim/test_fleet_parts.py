@@ -8,8 +8,9 @@ import pytest
 
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
+from orchestrator.domain.origin import FromSeed
 from orchestrator.domain.plan import Pipeline, Plan, Stage
-from orchestrator.domain.protocol import FormGeneration, FromSeed
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.sim.arrivals import DAY_S, Maintenance, Slowness, SpotWaves, arrivals
 from orchestrator.sim.march import March
 from orchestrator.sim.tempo import Tempo

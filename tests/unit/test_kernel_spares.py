@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import CancelRequested, CordonRequested, DeadlinePassed, HostClosed
+from orchestrator.domain.host_events import HostOpened, RankExited
 from orchestrator.domain.ids import Device, JobId, NodeId
-from orchestrator.domain.job import Cancelled, Reforming, Running, Starting
-from orchestrator.domain.protocol import (
-    CloseGeneration,
-    CloseHost,
-    FormGeneration,
-    FromMemory,
-    HostOpened,
-    OpenHost,
-    PrepareSeats,
-    RankExited,
-)
+from orchestrator.domain.origin import FromMemory
+from orchestrator.domain.requests import CloseGeneration, CloseHost, FormGeneration, OpenHost, PrepareSeats
 from orchestrator.domain.rungs import Rung
 from orchestrator.domain.spec import JobSpec
+from orchestrator.domain.state import Cancelled, Reforming, Running, Starting
 from orchestrator.supervisor.arbitrating import claimed as taken_by
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import JOB, Bench, a_report, a_spec
