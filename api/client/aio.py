@@ -105,9 +105,12 @@ class AsyncClient:
         until: datetime | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        user: str | None = None,
+        sort: Literal["-created_at", "created_at", "-finished_at", "finished_at"] | None = None,
+        total: bool = False,
     ) -> JobPage:
-        """Newest first. since, until: of when they were submitted, aware."""
-        return await self.send(calls.jobs(state, labels, name, project, since, until, limit, cursor))
+        """As Client.jobs."""
+        return await self.send(calls.jobs(state, labels, name, project, since, until, limit, cursor, user, sort, total))
 
     async def all_jobs(self, *, state: Sequence[str] = ()) -> AsyncIterator[JobSummary]:
         cursor: str | None = None

@@ -106,9 +106,15 @@ class Client:
         until: datetime | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        user: str | None = None,
+        sort: Literal["-created_at", "created_at", "-finished_at", "finished_at"] | None = None,
+        total: bool = False,
     ) -> JobPage:
-        """Newest first. since, until: of when they were submitted, aware."""
-        return self.send(calls.jobs(state, labels, name, project, since, until, limit, cursor))
+        """Newest first, or as `sort` says: by finished_at, only those that are over. A cursor is of one order.
+
+        since, until: of when they were submitted, aware. user: name or id of the token they were submitted with.
+        """
+        return self.send(calls.jobs(state, labels, name, project, since, until, limit, cursor, user, sort, total))
 
     def all_jobs(self, *, state: Sequence[str] = ()) -> Iterator[JobSummary]:
         cursor: str | None = None

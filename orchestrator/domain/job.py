@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from .access import Submitter
 from .balance import Rebalance, Straggler
 from .checkpoint import After, Canary, CheckpointRef, Pacing, SaveCost, ShardRef
 from .copying import Copying
@@ -353,6 +354,8 @@ class JobRecord:
     state: JobState
     created_at: float
     version: int = STATE_VERSION
+    by: Submitter | None = None
+    """Who submitted it; None where nobody was asked, or before that was kept."""
     profile: Profile | None = None
     size: Size | None = None
     """As it was last changed; None: as the job was submitted."""

@@ -53,7 +53,7 @@ export interface paths {
         };
         /**
          * List Jobs
-         * @description Newest first; `next_cursor` is null on the last page.
+         * @description Newest first where nothing else is asked for; `next_cursor` is null on the last page.
          */
         get: operations["list_jobs"];
         put?: never;
@@ -1661,6 +1661,13 @@ export interface components {
             jobs: components["schemas"]["JobSummary"][];
             /** Next Cursor */
             next_cursor: string | null;
+            /** Total */
+            total: number | null;
+            /**
+             * Total Is Whole
+             * @default true
+             */
+            total_is_whole: boolean;
         };
         /**
          * JobStatus
@@ -1752,6 +1759,11 @@ export interface components {
             steps: number;
             /** Tokens Per S */
             tokens_per_s: number | null;
+            /**
+             * User
+             * @default null
+             */
+            user: string | null;
             /** @default null */
             waiting: components["schemas"]["WaitingView"] | null;
         };
@@ -1857,6 +1869,11 @@ export interface components {
             tokens_per_step: number;
             /** Typical Step S */
             typical_step_s: number | null;
+            /**
+             * User
+             * @default null
+             */
+            user: string | null;
             /** @default null */
             waiting: components["schemas"]["WaitingView"] | null;
         };
@@ -2411,6 +2428,12 @@ export interface components {
             target: number;
         };
         /**
+         * Sort
+         * @description Orders in which a page's end stays where it was whatever happens meanwhile: by instants that never change.
+         * @enum {string}
+         */
+        Sort: "-created_at" | "created_at" | "-finished_at" | "finished_at";
+        /**
          * SpareView
          * @description A node that stands by. is_ready: its ranks are forked and built.
          */
@@ -2739,6 +2762,12 @@ export interface operations {
                 since?: string | null;
                 /** @description Only jobs submitted before this; RFC 3339. */
                 until?: string | null;
+                /** @description Only jobs submitted with the token of this name or id. */
+                user?: string | null;
+                /** @description By finished_at: only jobs that are over. A cursor is of one order. */
+                sort?: components["schemas"]["Sort"];
+                /** @description Count those of all pages, too; that takes looking at each. */
+                total?: boolean;
             };
             header?: never;
             path?: never;
