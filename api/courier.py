@@ -46,7 +46,7 @@ HEADERS = {"Content-Type": "application/json", "User-Agent": "everstep-webhooks/
 
 @dataclass(slots=True)
 class Courier:
-    """clock: seconds since the epoch. told: deliveries by what became of them, for metrics."""
+    """clock: seconds since the epoch. told: what became of an attempt, for metrics."""
 
     desk: Desk
     store: HookStore
@@ -55,7 +55,7 @@ class Courier:
     patience: Patience = Patience()
     clock: Callable[[], float] = time.time
     chance: Callable[[], float] = random.random
-    told: Counter[str] = field(default_factory=Counter)
+    told: Callable[[str], None] = lambda outcome: None
     holder: str = field(default_factory=lambda: randomness.token_hex(8))
     _flying: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _each: Counter[str] = field(default_factory=Counter)
@@ -158,7 +158,7 @@ class Courier:
             after, standing = retrying.tried(delivery, before, attempt, self.patience, now, chance)
             noted = await self.store.tried(self.holder, after, before, standing)
         if noted is Noted.OK:
-            self.told["retried" if after.fate is Fate.PENDING else after.fate.value] += 1
+            self.told("retried" if after.fate is Fate.PENDING else after.fate.value)
             if standing.paused_at is not None and before.paused_at is None:
                 log.warning("webhook %s is paused: %s", hook.id, standing.why)
 

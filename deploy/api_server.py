@@ -68,7 +68,7 @@ async def serve(config: Config) -> None:
         Webhooks(store=hooks, secrets=hook_secrets, reach=config.webhook_reach) if config.webhooks.enabled else None,
     )
     sender = PinnedSender(config.webhook_reach, timeout_s=config.webhooks.timeout_s)
-    courier = Courier(desk, hooks, hook_secrets, sender, config.webhook_patience)
+    courier = Courier(desk, hooks, hook_secrets, sender, config.webhook_patience, told=app.state.metrics.told)
     telling = asyncio.create_task(courier.run()) if config.webhooks.enabled else None
     try:
         await uvicorn.Server(server_config(app, config)).serve()
