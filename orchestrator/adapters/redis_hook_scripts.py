@@ -12,6 +12,7 @@ _KEYS = (
     + """
 local HOOKS, STANDING, LEASE_OF_HOOKS = PREFIX..'hooks', PREFIX..'hooks:standing', PREFIX..'hooks:lease'
 local MADE, READ, SEEN, DUE = PREFIX..'hooks:made', PREFIX..'hooks:read', PREFIX..'hooks:nodes', PREFIX..'hooks:due'
+local MADE_MESSAGES = PREFIX..'hooks:messages'
 local function log_key(hook) return PREFIX..'hook:'..hook..':deliveries' end
 local function order_key(hook) return PREFIX..'hook:'..hook..':order' end
 local function held_key(hook) return PREFIX..'hook:'..hook..':held' end
@@ -30,9 +31,11 @@ local function hold_all(hook)
     end
   end
 end
-local function put(hook, id, at, due, delivery, cap)
+local function put(hook, id, due, delivery, cap)
   redis.call('HSET', log_key(hook), id, delivery)
-  redis.call('ZADD', order_key(hook), at, id)
+  if not redis.call('ZSCORE', order_key(hook), id) then
+    redis.call('ZADD', order_key(hook), redis.call('INCR', MADE_MESSAGES), id)
+  end
   redis.call('ZADD', DUE, due, hook..'/'..id)
   while redis.call('ZCARD', order_key(hook)) > cap do drop(hook, redis.call('ZRANGE', order_key(hook), 0, 0)[1]) end
 end
@@ -68,7 +71,7 @@ local was = redis.call('HDEL', HOOKS, hook)
 for _, id in ipairs(redis.call('ZRANGE', order_key(hook), 0, -1)) do redis.call('ZREM', DUE, hook..'/'..id) end
 redis.call('DEL', log_key(hook), order_key(hook), held_key(hook))
 redis.call('HDEL', STANDING, hook)
-if redis.call('HLEN', HOOKS) == 0 then redis.call('DEL', MADE, READ, SEEN, DUE) end
+if redis.call('HLEN', HOOKS) == 0 then redis.call('DEL', MADE, READ, SEEN, DUE, MADE_MESSAGES) end
 return {was == 1 and 'OK' or 'GONE', ''}
 """
 )
@@ -100,10 +103,10 @@ return {'OK', ''}
 PUT = (
     _KEYS
     + """
--- hook, id, at, due, delivery, cap
+-- hook, id, due, delivery, cap
 if redis.call('HEXISTS', HOOKS, ARGV[1]) == 0 then return {'GONE', ''} end
 redis.call('ZREM', held_key(ARGV[1]), ARGV[2])
-put(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]))
+put(ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]))
 return {'OK', ''}
 """
 )
@@ -155,7 +158,7 @@ return found
 NOTE = (
     _KEYS
     + """
--- holder, cap, nodes or '', number of jobs, (job, read or '')..., number of deliveries, (hook, id, at, due, delivery)...
+-- holder, cap, nodes or '', number of jobs, (job, read or '')..., number of deliveries, (hook, id, due, delivery)...
 if redis.call('GET', LEASE_OF_HOOKS) ~= ARGV[1] then return {'STALE', ''} end
 local cap, num_jobs = tonumber(ARGV[2]), tonumber(ARGV[4])
 if ARGV[3] ~= '' then redis.call('SET', SEEN, ARGV[3]) end
@@ -165,10 +168,10 @@ for i = 0, num_jobs - 1 do
 end
 local at = 6 + 2 * num_jobs
 for i = 0, tonumber(ARGV[at - 1]) - 1 do
-  local hook, id = ARGV[at + 5 * i], ARGV[at + 5 * i + 1]
+  local hook, id = ARGV[at + 4 * i], ARGV[at + 4 * i + 1]
   local is_known = redis.call('HEXISTS', log_key(hook), id) == 1
   if redis.call('HEXISTS', HOOKS, hook) == 1 and not is_known then
-    put(hook, id, ARGV[at + 5 * i + 2], ARGV[at + 5 * i + 3], ARGV[at + 5 * i + 4], cap)
+    put(hook, id, ARGV[at + 4 * i + 2], ARGV[at + 4 * i + 3], cap)
   end
 end
 return {'OK', ''}

@@ -164,4 +164,4 @@ def _standing(data: bytes | None) -> Standing:
 
 def _whole(one: Delivery) -> list[Argument]:
     due = one.due_at if one.due_at is not None else one.at
-    return [one.hook, one.id, repr(one.at), repr(due), codec.dumps(one)]
+    return [one.hook, one.id, repr(due), codec.dumps(one)]

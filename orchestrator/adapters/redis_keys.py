@@ -22,6 +22,7 @@ hooks, hooks:standing   hashes: id -> webhook; id -> how it fares
 hooks:lease             who sends, gone when it stops renewing
 hooks:made, hooks:read  submissions known to webhooks; hash: job -> the newest entry of its history that was looked at
 hooks:nodes             nodes as webhooks were told of them
+hooks:messages          how many there ever were: what orders them
 hooks:due               "hook/delivery" by when it is to be sent
 hook:<id>:deliveries    hash: id -> delivery; :order has the ids by age, :held what waits while the hook is paused
 key:<key>               Idempotency-Key -> "job body-hash"
