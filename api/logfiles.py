@@ -16,8 +16,9 @@ from typing import BinaryIO
 import anyio.to_thread
 
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Failed, JobRecord
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.secrecy import Veil
+from orchestrator.domain.state import Failed
 
 from .problems import invalid, not_found
 from .projections import current_plan

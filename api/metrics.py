@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import JobRecord, JobStatus
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import KINDS, Kinds
+from orchestrator.domain.state import JobStatus
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.notify.ports import HookStore
 from orchestrator.ports import Desk

@@ -18,23 +18,14 @@ from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.faults import Injected
 from orchestrator.domain.generation import Evaluation
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.job import (
-    Cancelled,
-    Failed,
-    Incident,
-    JobRecord,
-    Probing,
-    Queued,
-    Reforming,
-    Running,
-    Starting,
-    Succeeded,
-)
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import DeviceKind
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting, WaitReason
 from orchestrator.domain.rows import corrected, words
+from orchestrator.domain.state import Cancelled, Failed, Probing, Queued, Reforming, Running, Starting, Succeeded
 from orchestrator.domain.status import RESIZES, aside_of, reason_of, status_of
 from orchestrator.ports import Gap
 

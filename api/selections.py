@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import Field
 
 from orchestrator.domain.errors import Refused
-from orchestrator.domain.job import JobRecord, JobStatus
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.state import JobStatus
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 
 from .schemas import Labels, Name, Request, ResizeRequest

@@ -24,7 +24,7 @@ from typing import Any
 from api.client import Client
 from deploy.local import NodeSpec, up
 from orchestrator.adapters.embedded_redis import EmbeddedRedis
-from orchestrator.domain.job import Queued, Succeeded
+from orchestrator.domain.state import Queued, Succeeded
 
 from . import loads
 from .cluster import end_in_good_order, say

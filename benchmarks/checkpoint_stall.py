@@ -25,9 +25,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from orchestrator.domain.generation import Answer
+from orchestrator.domain.host_events import HostEvent, ShardSaved
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.profile import Profile
-from orchestrator.domain.protocol import HostEvent, OpenHost, ShardSaved
+from orchestrator.domain.requests import OpenHost
 from orchestrator.domain.spec import JobSpec
 from worker.checkpoint.custody import Custody
 from worker.checkpoint.dispatch import Dispatch

@@ -21,8 +21,9 @@ import torch
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
 from orchestrator.domain.layout import buckets
+from orchestrator.domain.origin import FromSeed
 from orchestrator.domain.plan import Pipeline, Plan, Stage
-from orchestrator.domain.protocol import FormGeneration, FromSeed
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, TrainSpec
 from worker.checkpoint.custody import Custody
 from worker.checkpoint.handover import NoSnapshots

@@ -27,9 +27,10 @@ from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step, Term
-from orchestrator.domain.job import JobRecord, JobState, Queued, Running, Succeeded
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.spec import DataSpec, JobSpec, ParallelSpec, TrainSpec
+from orchestrator.domain.state import JobState, Queued, Running, Succeeded
 from orchestrator.domain.status import status_of
 from orchestrator.ports import Commit
 

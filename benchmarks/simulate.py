@@ -16,9 +16,10 @@ from dataclasses import asdict
 from random import Random
 from typing import Any
 
-from orchestrator.sim.arrivals import Arrival, SpotWaves, arrivals
+from orchestrator.sim.arrivals import Arrival, Maintenance, Slowness, SpotWaves, arrivals
 from orchestrator.sim.run import Verdict, run
-from orchestrator.sim.whatif import POLICIES, WhatIf, report, trace_of
+from orchestrator.sim.scene import POLICIES, WhatIf, trace_of
+from orchestrator.sim.whatif import report
 
 GPUS, JOB_GPUS = 100_000, 256
 SEEDS = 40
@@ -41,12 +42,19 @@ def main() -> int:
 
 
 def month(days: float) -> dict[str, Any]:
-    """Each job meets those faults of the whole cluster whose victims are its own."""
+    """Each job meets those faults, losses that were announced and slow devices of the whole cluster that are its own."""
     began = time.process_time()
     block = 8
     jobs, blocks = GPUS // JOB_GPUS, JOB_GPUS // block
     drawn = arrivals(
-        Random("month"), days=days, gpus=GPUS, blocks=jobs * blocks, rate=1.0, waves=SpotWaves(per_day=1.0, blocks=8)
+        Random("month"),
+        days=days,
+        gpus=GPUS,
+        blocks=jobs * blocks,
+        rate=1.0,
+        waves=SpotWaves(per_day=1.0, blocks=8),
+        maintenance=Maintenance(per_day=10.0),
+        slowness=Slowness(per_day=4.0),
     )
     of: dict[int, list[Arrival]] = {}
     for one in drawn:
@@ -70,8 +78,8 @@ def month(days: float) -> dict[str, Any]:
 
 
 def llama3(days: float) -> dict[str, float]:
-    """One spare of two machines: 0.1 % of the accelerators."""
-    scene = WhatIf(name="llama3-405b", gpus=16_384, block=16, pp=4, days=days, spares=1)
+    """Two spare machines: 0.1 % of the accelerators."""
+    scene = WhatIf(name="llama3-405b", gpus=16_384, block=8, pp=4, days=days, spares=2)
     return {policy: report(scene, policy, trace_of(scene)).goodput for policy in POLICIES}
 
 

@@ -18,9 +18,12 @@ from orchestrator.adapters.processes import write_private
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.events import Command
+from orchestrator.domain.host_events import Envelope
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
-from orchestrator.domain.job import Failed, Incident, JobRecord, JobStatus, Reforming
-from orchestrator.domain.protocol import CloseHost, Envelope, HostMessage
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.requests import CloseHost, HostMessage
+from orchestrator.domain.state import Failed, JobStatus, Reforming
 from orchestrator.domain.status import RESIZES, TERMINAL_STATUSES, status_of
 from orchestrator.ports import Cluster, Commit, HostGone, Loaded, StateStore
 

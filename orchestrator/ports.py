@@ -16,13 +16,14 @@ from .domain.cordon import Cordon
 from .domain.effects import ChoosePlan, CommitCheckpoint, OnDisk
 from .domain.events import CheckpointsPruned, Command, HistoryEntry, StepRecord
 from .domain.foresight import ClusterSketch, Forecast
+from .domain.host_events import Envelope
 from .domain.ids import EffectId, JobId, NodeId, Term
 from .domain.job import JobRecord
 from .domain.plan import Infeasible, Plan
 from .domain.profile import Profile
-from .domain.protocol import Envelope, HostMessage
 from .domain.quarantine import Quarantine
 from .domain.queue import Project, Waiting
+from .domain.requests import HostMessage
 from .domain.secrecy import Veil
 from .domain.spec import JobSpec
 

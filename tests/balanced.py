@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from orchestrator.domain.balance import Rebalance, Remedy, Straggler
 from orchestrator.domain.effects import ChoosePlan, Effect
+from orchestrator.domain.host_events import HostEvent, StepsPassed
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.protocol import HostEvent, StepsPassed
 
 from .samples import ANSWER, AT, G1, JOB, NODE, PLAN, PROFILE, RECORDS, SPEC
 

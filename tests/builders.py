@@ -29,17 +29,10 @@ from orchestrator.domain.events import (
     StepRecord,
 )
 from orchestrator.domain.generation import Answer, Held, RankReport
-from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Rank, Step
-from orchestrator.domain.job import JobRecord, JobState, Reforming, Running, Starting
-from orchestrator.domain.plan import Pipeline, Plan, Stage
-from orchestrator.domain.profile import Divisor, Line, Profile
-from orchestrator.domain.protocol import (
-    FormGeneration,
+from orchestrator.domain.host_events import (
     HostEvent,
     HostOpened,
-    HostRequest,
     JoinerAt,
-    PrepareSeats,
     RankExited,
     RankReady,
     RankReported,
@@ -47,7 +40,13 @@ from orchestrator.domain.protocol import (
     ShardSaved,
     StepsPassed,
 )
+from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Rank, Step
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.plan import Pipeline, Plan, Stage
+from orchestrator.domain.profile import Divisor, Line, Profile
+from orchestrator.domain.requests import FormGeneration, HostRequest, PrepareSeats
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, RecoverySpec, TrainSpec
+from orchestrator.domain.state import JobState, Reforming, Running, Starting
 from orchestrator.planner.choose import choose
 from orchestrator.supervisor.kernel import State, Stepped, step
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.copying import Copying
+from orchestrator.domain.host_events import CopiesSeen, HostEvent
 from orchestrator.domain.ids import Step
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.protocol import CopiesSeen, HostEvent
 
 from .samples import D0, D1, NODE, RECORDS
 

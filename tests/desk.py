@@ -16,9 +16,10 @@ from orchestrator.domain.cluster import Node
 from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
-from orchestrator.domain.job import JobRecord, JobState, Probing
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
+from orchestrator.domain.state import JobState, Probing
 from orchestrator.domain.status import status_of
 from orchestrator.ports import Commit, Gap, Page, Sort
 

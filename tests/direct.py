@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.domain.generation import Answer
+from orchestrator.domain.host_events import ShardSaved
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.profile import Profile
-from orchestrator.domain.protocol import ShardSaved
 from worker.checkpoint.handover import NotSaved
 from worker.checkpoint.shard import ShardWriter
 from worker.checkpoint.snapshot import Snapshot

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from orchestrator.domain.events import HostSaid, Input, ReleaseRequested
 from orchestrator.domain.generation import Disagrees, NotFinite, RankReport, Settlement
+from orchestrator.domain.host_events import HostEvent, SelfTested
 from orchestrator.domain.ids import Rank, Step
-from orchestrator.domain.protocol import HostEvent, HostRequest, SelfTest, SelfTested
 from orchestrator.domain.quarantine import Quarantine, Standing
+from orchestrator.domain.requests import HostRequest, SelfTest
 
 from .samples import AT, D0, D2, JOB, NODE, REPORT, SETTLEMENT
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.generation import Evaluation
+from orchestrator.domain.host_events import HostEvent, RankFinished, StepsPassed
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.protocol import HostEvent, RankFinished, StepsPassed
 from orchestrator.domain.spec import EvaluationSpec
 
 from .samples import ANSWER, AT, G1, NODE, RECORDS, SPEC

@@ -13,27 +13,20 @@ from typing import TypeVar
 import pytest
 
 from orchestrator.domain.generation import Answer, RankReport
-from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Step, Term
-from orchestrator.domain.layout import layout, transfers
-from orchestrator.domain.plan import Pipeline, Plan, Stage
-from orchestrator.domain.protocol import (
-    CloseGeneration,
-    CloseHost,
-    FormGeneration,
-    FromMemory,
-    FromSeed,
+from orchestrator.domain.host_events import (
     HostEvent,
     HostOpened,
-    HostRequest,
-    OpenHost,
-    PrepareSeats,
     RankExited,
     RankReady,
     RankReported,
-    Restore,
     SeatsPrepared,
     StepsPassed,
 )
+from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Step, Term
+from orchestrator.domain.layout import layout, transfers
+from orchestrator.domain.origin import FromMemory, FromSeed, Restore
+from orchestrator.domain.plan import Pipeline, Plan, Stage
+from orchestrator.domain.requests import CloseGeneration, CloseHost, FormGeneration, HostRequest, OpenHost, PrepareSeats
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, RecoverySpec, TrainSpec
 from worker.host import Host
 from worker.program import load_program

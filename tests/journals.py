@@ -6,17 +6,11 @@ from dataclasses import replace
 
 from orchestrator.domain.checkpoint import Pacing, SaveCost
 from orchestrator.domain.generation import RankReport, Unreadable
+from orchestrator.domain.host_events import HostEvent, ShardNotSaved, ShardSaved
 from orchestrator.domain.ids import Step
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.protocol import (
-    FormGeneration,
-    FromCheckpoint,
-    HostEvent,
-    HostRequest,
-    SetPacing,
-    ShardNotSaved,
-    ShardSaved,
-)
+from orchestrator.domain.origin import FromCheckpoint
+from orchestrator.domain.requests import FormGeneration, HostRequest, SetPacing
 from orchestrator.domain.spec import CheckpointSpec
 
 from .believed import NEWEST

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.protocol import HostRequest, OpenHost
+from orchestrator.domain.requests import HostRequest, OpenHost
 
 from .samples import JOB, NODE, PROFILE, RECORDS
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from orchestrator.domain.events import Input, PauseRequested, ResumeRequested
 from orchestrator.domain.ids import Device, Generation, Step
-from orchestrator.domain.job import JobRecord, JobState, Pause, Paused, Stopping
-from orchestrator.domain.protocol import HostRequest, SaveSoon
+from orchestrator.domain.job import JobRecord, Pause
+from orchestrator.domain.requests import HostRequest, SaveSoon
+from orchestrator.domain.state import JobState, Paused, Stopping
 
 from .samples import AT, JOB, NODE, RECORDS
 

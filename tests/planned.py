@@ -7,8 +7,8 @@ from dataclasses import replace
 from orchestrator.domain.balance import StageTime
 from orchestrator.domain.effects import ChoosePlan, Effect
 from orchestrator.domain.ids import Device
-from orchestrator.domain.job import JobState, Running
 from orchestrator.domain.plan import Pipeline, Plan, Stage
+from orchestrator.domain.state import JobState, Running
 
 from .samples import G1, JOB, NODE, PLAN, PROFILE, SPEC
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from orchestrator.domain.generation import RankReport
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Reforming
+from orchestrator.domain.state import Reforming
 from tests.builders import Bench, a_report, a_spec
 
 Report = Callable[[Device], RankReport]

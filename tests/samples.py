@@ -38,22 +38,60 @@ from orchestrator.domain.events import (
     ProgramRefused,
     StepRecord,
 )
+from orchestrator.domain.failure import Cause, Failure, Fault
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.generation import Answer, Arrived, Held, RankReport, Settlement
+from orchestrator.domain.host_events import (
+    Envelope,
+    FaultCarriedOut,
+    HostEvent,
+    HostFailed,
+    HostOpened,
+    JoinerAt,
+    JoinFailed,
+    RankEnding,
+    RankExited,
+    RankFinished,
+    RankReady,
+    RankReported,
+    RanksSeen,
+    RanksStalled,
+    SeatsPrepared,
+    ShardNotSaved,
+    ShardSaved,
+    StepsPassed,
+)
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Rank, Step
-from orchestrator.domain.job import (
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.job import JobRecord, Looking
+from orchestrator.domain.layout import Move
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed, Read, Restore
+from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
+from orchestrator.domain.profile import Divisor, Interval, Line, Profile
+from orchestrator.domain.requests import (
+    BeginJoin,
+    CloseGeneration,
+    CloseHost,
+    EndJoin,
+    FormGeneration,
+    HostRequest,
+    InjectFault,
+    KillRank,
+    LookAround,
+    OpenHost,
+    PrepareSeats,
+    SaveSoon,
+    StopAfter,
+)
+from orchestrator.domain.sight import Phase, RankSight, Traffic
+from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, RecoverySpec, TrainSpec
+from orchestrator.domain.state import (
     Cancelled,
-    Cause,
     Closing,
     Failed,
-    Failure,
-    Fault,
     Forming,
-    Incident,
-    JobRecord,
     JobState,
     Join,
-    Looking,
     Probing,
     Queued,
     Reforming,
@@ -62,49 +100,6 @@ from orchestrator.domain.job import (
     Stopping,
     Succeeded,
 )
-from orchestrator.domain.layout import Move
-from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
-from orchestrator.domain.profile import Divisor, Interval, Line, Profile
-from orchestrator.domain.protocol import (
-    BeginJoin,
-    CloseGeneration,
-    CloseHost,
-    EndJoin,
-    Envelope,
-    FaultCarriedOut,
-    FormGeneration,
-    FromCheckpoint,
-    FromMemory,
-    FromSeed,
-    HostEvent,
-    HostFailed,
-    HostOpened,
-    HostRequest,
-    InjectFault,
-    JoinerAt,
-    JoinFailed,
-    KillRank,
-    LookAround,
-    OpenHost,
-    PrepareSeats,
-    RankEnding,
-    RankExited,
-    RankFinished,
-    RankReady,
-    RankReported,
-    RanksSeen,
-    RanksStalled,
-    Read,
-    Restore,
-    SaveSoon,
-    SeatsPrepared,
-    ShardNotSaved,
-    ShardSaved,
-    StepsPassed,
-    StopAfter,
-)
-from orchestrator.domain.sight import Phase, RankSight, Traffic
-from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, RecoverySpec, TrainSpec
 
 JOB = JobId("job-01jd0000000000000000000000")
 NODE, OTHER = NodeId("a100-1"), NodeId("b200-1")

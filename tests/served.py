@@ -18,7 +18,7 @@ from api.settings import ApiSettings
 from orchestrator.adapters.plan_thread import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.domain.ids import Generation
-from orchestrator.domain.job import Running
+from orchestrator.domain.state import Running
 from orchestrator.ports import Keyring
 
 from .desk import PlayedDesk, a_plan, first_generation

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.requests import OpenHost
 
 from .lifeline import Lifeline
 from .parentage import die_with_parent

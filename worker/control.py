@@ -15,7 +15,7 @@ from math import inf
 
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import Generation
-from orchestrator.domain.protocol import (
+from orchestrator.domain.requests import (
     BeginJoin,
     CloseGeneration,
     EndJoin,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from orchestrator.domain.copying import Copied, Copying
+from orchestrator.domain.host_events import CopiesSeen
 from orchestrator.domain.ids import Device, Step
-from orchestrator.domain.protocol import CopiesSeen
 
 from .checkpoint.slot import Slot
 from .seat import Seat

@@ -16,16 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.domain.errors import EverstepError
+from orchestrator.domain.host_events import HostEvent, HostFailed, HostOpened, RankEnding, SeatsPrepared
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.protocol import (
-    HostEvent,
-    HostFailed,
-    HostOpened,
-    OpenHost,
-    PrepareSeats,
-    RankEnding,
-    SeatsPrepared,
-)
+from orchestrator.domain.requests import OpenHost, PrepareSeats
 
 from .keeper import Zygote
 from .mail import FromRank, StandBy, order_frame, read_said

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from orchestrator.domain.host_events import SelfTested
 from orchestrator.domain.ids import Device
-from orchestrator.domain.protocol import SelfTested
 
 from .child import of_one_thread
 

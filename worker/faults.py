@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.domain.faults import FaultKind, FaultRequested
+from orchestrator.domain.host_events import FaultCarriedOut
 from orchestrator.domain.ids import Rank, Step
 from orchestrator.domain.plan import Plan, Seat
-from orchestrator.domain.protocol import FaultCarriedOut
 
 from . import faultpoints
 from .emulation import computed_s, delay

@@ -26,7 +26,7 @@ import torch
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.profile import Interval
-from orchestrator.domain.protocol import BeginJoin
+from orchestrator.domain.requests import BeginJoin
 
 from .page.layout import pack_answer
 from .parallel.memory import bytes_of, dense

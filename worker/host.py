@@ -23,34 +23,36 @@ from orchestrator.adapters.index import own_folder
 from orchestrator.adapters.places import place
 from orchestrator.adapters.secret_folder import SecretFolder
 from orchestrator.domain.errors import EverstepError, Refused, StaleTerm
-from orchestrator.domain.ids import Device, EffectId, Generation, Term
-from orchestrator.domain.protocol import (
-    BeginJoin,
-    CloseGeneration,
-    CloseHost,
-    EndJoin,
+from orchestrator.domain.host_events import (
     Envelope,
     FaultCarriedOut,
-    FormGeneration,
     HostFailed,
-    HostMessage,
-    HostRequest,
-    InjectFault,
     JoinerAt,
     JoinFailed,
-    KillRank,
-    LookAround,
-    OpenHost,
-    PrepareSeats,
     RankFinished,
     RankReady,
     RankReported,
     RanksSeen,
     RanksStalled,
+    ShardNotSaved,
+)
+from orchestrator.domain.ids import Device, EffectId, Generation, Term
+from orchestrator.domain.requests import (
+    BeginJoin,
+    CloseGeneration,
+    CloseHost,
+    EndJoin,
+    FormGeneration,
+    HostMessage,
+    HostRequest,
+    InjectFault,
+    KillRank,
+    LookAround,
+    OpenHost,
+    PrepareSeats,
     SaveSoon,
     SelfTest,
     SetPacing,
-    ShardNotSaved,
     StopAfter,
     Together,
 )

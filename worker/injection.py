@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from orchestrator.domain.faults import IN_THE_NEXT_PROCESS, FaultKind
-from orchestrator.domain.protocol import FaultCarriedOut, HostEvent, InjectFault
+from orchestrator.domain.host_events import FaultCarriedOut, HostEvent
+from orchestrator.domain.requests import InjectFault
 
 from .crew import Crew
 from .mail import order_frame

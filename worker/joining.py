@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 import torch
 
 from orchestrator.domain.generation import Answer
+from orchestrator.domain.host_events import JoinerAt, JoinFailed
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.profile import Interval
-from orchestrator.domain.protocol import BeginJoin, JoinerAt, JoinFailed
+from orchestrator.domain.requests import BeginJoin
 from orchestrator.domain.spec import TrainSpec
 
 from .feeding import FRAME, HELLO, MAGIC, Kind

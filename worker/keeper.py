@@ -20,7 +20,7 @@ from orchestrator.adapters.index import own_folder
 from orchestrator.adapters.places import place
 from orchestrator.adapters.starting_point import begun_from
 from orchestrator.domain import codec
-from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.requests import OpenHost
 from orchestrator.domain.spec import DeviceKind
 
 from .child import start

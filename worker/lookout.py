@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from orchestrator.domain.host_events import RanksStalled
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.protocol import RanksStalled
 from orchestrator.domain.sight import RankSight
 
 from .page.reader import members_in

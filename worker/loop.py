@@ -22,9 +22,10 @@ from orchestrator.domain.course import Course
 from orchestrator.domain.generation import Answer, Disagrees, Evaluation, Finding, Held, RankReport
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.layout import buckets
+from orchestrator.domain.origin import FromMemory
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Profile
-from orchestrator.domain.protocol import BeginJoin, FormGeneration, FromMemory
+from orchestrator.domain.requests import BeginJoin, FormGeneration
 from orchestrator.domain.spec import JobSpec
 
 from .checkpoint.handover import Snapshots

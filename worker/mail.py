@@ -20,23 +20,25 @@ from typing import TypeAlias, cast
 from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
-from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import (
-    BeginJoin,
-    CloseGeneration,
-    EndJoin,
+from orchestrator.domain.host_events import (
     FaultCarriedOut,
-    FormGeneration,
-    InjectFault,
     JoinerAt,
     JoinFailed,
     RankFinished,
     RankReady,
     RankReported,
+    ShardNotSaved,
+)
+from orchestrator.domain.ids import Generation, Step
+from orchestrator.domain.plan import Plan
+from orchestrator.domain.requests import (
+    BeginJoin,
+    CloseGeneration,
+    EndJoin,
+    FormGeneration,
+    InjectFault,
     SaveSoon,
     SetPacing,
-    ShardNotSaved,
     StopAfter,
 )
 

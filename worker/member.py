@@ -18,16 +18,10 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn, assert_never
 
+from orchestrator.domain.host_events import RankFinished, RankReady, RankReported
 from orchestrator.domain.ids import Device, Generation, Rank, Step
-from orchestrator.domain.protocol import (
-    BeginJoin,
-    CloseGeneration,
-    FormGeneration,
-    FromMemory,
-    RankFinished,
-    RankReady,
-    RankReported,
-)
+from orchestrator.domain.origin import FromMemory
+from orchestrator.domain.requests import BeginJoin, CloseGeneration, FormGeneration
 
 from .birth import Job
 from .donation import Donation

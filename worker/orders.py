@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from orchestrator.domain.checkpoint import Pacing
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.protocol import BeginJoin, CloseGeneration, FormGeneration, SaveSoon, SetPacing
+from orchestrator.domain.requests import BeginJoin, CloseGeneration, FormGeneration, SaveSoon, SetPacing
 
 from .donation import Donation
 from .joining import Joining

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from orchestrator.domain.generation import Answer
+from orchestrator.domain.host_events import CopiesSeen, Envelope, HostEvent, RankExited, StepsPassed
 from orchestrator.domain.ids import Device, Generation, Step
-from orchestrator.domain.protocol import CopiesSeen, Envelope, HostEvent, RankExited, StepsPassed
 from orchestrator.domain.secrecy import Veil
 
 TICK_S = 0.5

@@ -17,8 +17,9 @@ import torch
 from orchestrator.domain import codec
 from orchestrator.domain.generation import Answer, Evaluation
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
+from orchestrator.domain.origin import FromSeed
 from orchestrator.domain.plan import Pipeline, Plan, Seat, Stage
-from orchestrator.domain.protocol import FormGeneration, FromSeed
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.spec import CheckpointSpec, JobSpec
 
 from .checkpoint.handover import NoSnapshots, Snapshots

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.domain.generation import RankReport
+from orchestrator.domain.host_events import RankExited
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.protocol import RankExited
 
 from .checkpoint.custody import Custody
 from .lifeline import Lifeline

@@ -29,7 +29,7 @@ import torch
 from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.ids import Device
-from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.requests import OpenHost
 from orchestrator.domain.secrecy import Veil
 
 from . import rank

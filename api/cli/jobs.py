@@ -13,7 +13,7 @@ import typer
 from api.client import Client, JobView
 from api.client.client import read_job_file
 from api.views import BulkView
-from orchestrator.domain.job import JobStatus
+from orchestrator.domain.state import JobStatus
 from orchestrator.ports import Sort
 
 from . import render

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +25,10 @@ from orchestrator.domain.errors import Refused
 from .session import out, print_json
 
 SHIPPED = Path(__file__).parent / "scenarios"
-BAR = 40
+MEANING = """
+p50, p99: of pauses. again: seconds of training that were computed once more.
+back: committed steps that were lost. spares: times that one came in.
+lost kWh: what was drawn and trained nothing."""
 UNREADABLE = 2
 """The simulator's exit status where a bundle is none."""
 
@@ -57,7 +62,8 @@ def simulate(
     if as_json:
         print_json({"reports": reports})
     else:
-        out().print(_table(reports))
+        for part in _tables(reports):
+            out().print(part, highlight=False)
         for line in _bars(reports):
             out().print(line, highlight=False)
     if png is not None:
@@ -120,40 +126,29 @@ def _run(asked: dict[str, Any]) -> list[dict[str, Any]]:
     return reports
 
 
-def _table(reports: list[dict[str, Any]]) -> Table:
-    """As narrow as a terminal of 80 columns: units stand in the headings, what all rows share in none of them."""
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    is_alike = len({_name(one) for one in reports}) == 1
-    for heading in ("policy",) if is_alike else ("scenario", "policy"):
-        table.add_column(heading, no_wrap=True)
-    for heading in (
-        "goodput",
-        "faults",
-        "p50 s",
-        "p99 s",
-        "run again s",
-        "steps back",
-        "moved GB",
-        "lost MWh",
-        "most lost to",
-    ):
-        table.add_column(heading, justify="right")
-    for one in reports:
-        worst = max(one["lost"].items(), key=lambda item: item[1], default=("nothing", 0.0))
-        table.add_row(
-            *(() if is_alike else (_name(one),)),
-            one["policy"],
-            f"{one['goodput']:.2%}",
-            str(one["faults"]),
-            f"{one['pause_p50_s']:.2f}",
-            f"{one['pause_p99_s']:.2f}",
-            f"{one['rerun_s']:,.0f}",
-            str(one["rolled_back"]),
-            f"{one['moved_gb']:,.0f}",
-            f"{one['energy_lost_mwh']:,.1f}",
-            worst[0],
-        )
-    return table
+def _tables(reports: list[dict[str, Any]]) -> Iterator[str | Table]:
+    """One for each scenario, below its name; as narrow as a terminal of 80 columns."""
+    for name, alike in groupby(reports, key=_name):
+        yield f"\n{name}"
+        table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+        table.add_column("policy", no_wrap=True)
+        for heading in ("goodput", "faults", "p50 s", "p99 s", "again s", "back", "spares", "moved GB", "lost kWh"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for one in alike:
+            table.add_row(
+                one["policy"],
+                f"{one['goodput']:.2%}",
+                str(one["faults"]),
+                f"{one['pause_p50_s']:.2f}",
+                f"{one['pause_p99_s']:.2f}",
+                f"{one['rerun_s']:,.0f}",
+                str(one["rolled_back"]),
+                str(one["rungs"].get("spare", 0)) if one["rungs"] else "",
+                f"{one['moved_gb']:,.0f}",
+                f"{one['energy_lost_kwh']:,}",
+            )
+        yield table
+    yield MEANING
 
 
 def _name(one: dict[str, Any]) -> str:
@@ -165,11 +160,13 @@ def _bars(reports: list[dict[str, Any]]) -> list[str]:
     """What is lost of all time, drawn to the worst of them."""
     most = max((1 - one["goodput"] for one in reports), default=0.0) or 1.0
     width = max(len(f"{_name(one)} {one['policy']}") for one in reports)
-    lines = ["", "lost of all time:"]
+    bar = max(10, 80 - width - len(" 100.00%, planned maintenance") - 1)
+    lines = ["", "lost of all time, and most of it to:"]
     for one in reports:
         lost = max(0.0, 1 - one["goodput"])
         who = f"{_name(one)} {one['policy']}"
-        lines.append(f"{who:<{width}} {'█' * max(1, round(BAR * lost / most))} {lost:.2%}")
+        worst = max(_shares(one).items(), key=lambda item: item[1])[0] if lost else ""
+        lines.append(f"{who:<{width}} {'█' * max(1, round(bar * lost / most))} {lost:.2%}{worst and f', {worst}'}")
     return lines
 
 
@@ -202,6 +199,8 @@ def _shares(one: dict[str, Any]) -> dict[str, float]:
     lost = max(0.0, 1 - one["goodput"])
     again = min(one["rerun_s"] / one["seconds"], max(0.0, lost - sum(found.values())))
     found["run again"] = again
+    if (whole := sum(found.values())) > lost:  # losses that overlap
+        found = {cause: share * lost / whole for cause, share in found.items()}
     if (rest := lost - sum(found.values())) > 0:
         found["fewer machines"] = rest
     return found

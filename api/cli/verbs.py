@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from api.client import Client
-from orchestrator.domain.job import JobStatus
+from orchestrator.domain.state import JobStatus
 
 from .jobs import AsJson, IfRevision, labels_of, to_many
 from .session import USAGE, fail, find_job, hint, out, print_json, session_of

@@ -22,8 +22,9 @@ from orchestrator.domain.events import (
     ResumeRequested,
 )
 from orchestrator.domain.ids import JobId
-from orchestrator.domain.job import JobRecord, JobStatus, Probing, Queued
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.spec import JobSpec
+from orchestrator.domain.state import JobStatus, Probing, Queued
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk, Sort
 

@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from orchestrator.domain import codec
 from orchestrator.domain.ids import Device, Generation, JobId, Step
+from orchestrator.domain.origin import FromSeed
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import FormGeneration, FromSeed
+from orchestrator.domain.requests import FormGeneration
 from worker.checkpoint.handover import NoSnapshots
 from worker.loop import Trainer
 from worker.progress import Unwatched

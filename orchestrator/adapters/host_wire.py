@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError, StaleTerm
+from orchestrator.domain.host_events import Envelope
 from orchestrator.domain.ids import EffectId, Term
-from orchestrator.domain.protocol import PROTOCOL_VERSION, Envelope, HostMessage
+from orchestrator.domain.requests import PROTOCOL_VERSION, HostMessage
 
 READABLE = (PROTOCOL_VERSION,)
 """Versions understood here."""

@@ -14,8 +14,9 @@ from dataclasses import replace
 from orchestrator.domain.admission import Checked
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import NotFound
+from orchestrator.domain.host_events import Envelope
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
-from orchestrator.domain.protocol import CloseHost, Envelope, HostMessage, OpenHost
+from orchestrator.domain.requests import CloseHost, HostMessage, OpenHost
 from orchestrator.ports import HostGone
 from worker.host import Host
 from worker.nodecheck import CheckOrder

@@ -19,11 +19,12 @@ from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, NotFound, StaleTerm
 from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.ids import JobId, Term
-from orchestrator.domain.job import TERMINAL, JobRecord
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.revision import mark_of
 from orchestrator.domain.spec import JobSpec
+from orchestrator.domain.state import TERMINAL
 from orchestrator.ports import Commit, Gap, Loaded, Page, Sort
 
 from .redis_desk import KEY_TTL_S, Item, in_reading_order, job_of, outdated, submission

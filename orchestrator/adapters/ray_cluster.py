@@ -19,8 +19,9 @@ import structlog
 from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable
+from orchestrator.domain.host_events import Envelope
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
-from orchestrator.domain.protocol import CloseHost, Envelope, HostMessage, OpenHost
+from orchestrator.domain.requests import CloseHost, HostMessage, OpenHost
 from orchestrator.ports import HostGone, HostUnreachable
 
 from .host_link import HostLink

@@ -12,7 +12,7 @@ import sys
 
 from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError, StaleTerm
-from orchestrator.domain.protocol import CloseHost
+from orchestrator.domain.requests import CloseHost
 from worker.host import Host
 
 from .host_server import HostServer

@@ -19,10 +19,11 @@ from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import Conflict, EverstepError, NotFound, Outdated, Unavailable
 from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.ids import JobId
-from orchestrator.domain.job import JobRecord, JobStatus, Probing
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.spec import JobSpec
+from orchestrator.domain.state import JobStatus, Probing
 from orchestrator.ports import Gap, Page, Sort
 
 from . import redis_keys as keys

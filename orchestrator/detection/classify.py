@@ -6,9 +6,9 @@ import re
 import signal
 from dataclasses import replace
 
+from orchestrator.domain.failure import Cause, Fault
+from orchestrator.domain.host_events import HostFailed, RankExited
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Cause, Fault
-from orchestrator.domain.protocol import HostFailed, RankExited
 
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP}

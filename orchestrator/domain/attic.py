@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .ids import JobId
-from .job import Cancelled, Failed, JobRecord, Succeeded
+from .job import JobRecord
+from .state import Cancelled, Failed, Succeeded
 
 DAY_S = 86400.0
 KEPT_INCIDENTS = 5

@@ -13,7 +13,7 @@ from .ids import Device, Generation, JobId, NodeId, Step
 from .kinds import DeviceKind, Kinds, table
 from .plan import Plan
 from .profile import Profile
-from .protocol import HostRequest
+from .requests import HostRequest
 from .spec import JobSpec
 
 

@@ -17,10 +17,10 @@ from .checkpoint import CheckpointRef
 from .cluster import Node
 from .faults import FaultRequested
 from .generation import Answer
+from .host_events import HostEvent
 from .ids import EffectId, Generation, JobId, NodeId, Step
 from .plan import Infeasible, Plan
 from .profile import Profile
-from .protocol import HostEvent
 from .size import Size
 from .spec import JobSpec
 

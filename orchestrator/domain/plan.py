@@ -109,8 +109,16 @@ class Plan:
         return tuple(seat.device for seat in self.seats)
 
     @cached_property
+    def by_node(self) -> dict[NodeId, tuple[Device, ...]]:
+        """Each node's devices, in the order of ranks."""
+        found: dict[NodeId, list[Device]] = {}
+        for device in self.devices:
+            found.setdefault(device.node, []).append(device)
+        return {node: tuple(devices) for node, devices in found.items()}
+
+    @cached_property
     def nodes(self) -> tuple[NodeId, ...]:
-        return tuple(dict.fromkeys(device.node for device in self.devices))
+        return tuple(self.by_node)
 
     def stage_at(self, seat: Seat) -> Stage:
         return self.pipelines[seat.pipeline].stages[seat.stage]

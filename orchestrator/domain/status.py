@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from .job import (
+from .failure import Cause
+from .job import JobRecord
+from .state import (
     Cancelled,
-    Cause,
     Failed,
-    JobRecord,
     JobState,
     JobStatus,
     Paused,

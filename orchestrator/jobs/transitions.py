@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from orchestrator.domain.job import (
+from orchestrator.domain.state import (
     Cancelled,
     Failed,
     JobState,

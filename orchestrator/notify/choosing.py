@@ -16,7 +16,8 @@ from orchestrator.domain.admission import Admission, Admittance
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.events import HistoryEntry
 from orchestrator.domain.hooks import Delivery, Hook, Occasion
-from orchestrator.domain.job import JobRecord, JobStatus
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.state import JobStatus
 from orchestrator.domain.status import RESIZES
 
 MAX_WORDS = 2000

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import gcd, inf
 
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, NodeId
@@ -121,31 +122,35 @@ def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasi
     if is_mixed(request) and (mixed := choose_mixed(request, ahead)):
         return mixed
     best: tuple[tuple[float, ...], Degrees, list[tuple[Device, ...]], ChoosePlan] | None = None
-    why_not = ""
     in_order: dict[int, list[tuple[Device, ...]]] = {}
-    # What would be faster may take more memory.
-    variants = (request, replace(request, measured=())) if request.measured else (request,)
-    for degrees in _degrees(request, total):
-        costs = [_cost(request, degrees, usual=one is not request) for one in variants]
-        scores = [(cost, -degrees.devices, degrees.tp, degrees.pp) for cost in costs]
-        if best is not None and min(scores) >= best[0]:
-            continue
+
+    def groups_of(degrees: Degrees) -> list[tuple[Device, ...]] | None:
         if degrees.tp not in in_order:
             in_order[degrees.tp] = _tp_groups(islands, degrees.tp, request.keep)
-        groups = _groups(in_order[degrees.tp], degrees)
+        return _groups(in_order[degrees.tp], degrees)
+
+    # What would be faster may take more memory.
+    variants = (request, replace(request, measured=())) if request.measured else (request,)
+
+    def scores_of(degrees: Degrees) -> list[tuple[float, ...]]:
+        costs = [_cost(request, degrees, usual=one is not request) for one in variants]
+        return [(cost, -degrees.devices, degrees.tp, degrees.pp) for cost in costs]
+
+    possible = list(_degrees(request, total))
+    # The best first: on thousands of devices looking at all of them takes seconds.
+    for scores, degrees in sorted(((scores_of(one), one) for one in possible), key=lambda found: min(found[0])):
+        if best is not None and min(scores) >= best[0]:
+            break
+        groups = groups_of(degrees)
         if groups is None:
-            why_not = why_not or (
-                f"{degrees} needs {degrees.tp} devices on one node {degrees.pp * degrees.dp} times, "
-                f"{sum(len(island) // degrees.tp for island in islands)} are usable; lower tp or wait for a node"
-            )
             continue
         fitting = next((place for place, one in enumerate(variants) if not _too_big(one, degrees, groups)), None)
-        if fitting is None:
-            why_not = why_not or _too_big(variants[-1], degrees, groups)
-        elif best is None or scores[fitting] < best[0]:
+        if fitting is not None and (best is None or scores[fitting] < best[0]):
             best = (scores[fitting], degrees, groups, variants[fitting])
+    if best is None and possible:
+        return Infeasible(reason=_why_not(variants[-1], possible[0], groups_of(possible[0]), islands))
     if best is None:
-        return Infeasible(reason=why_not or f"no tp x pp x dp of {total} devices fits the job's constraints; lower them")
+        return Infeasible(reason=_no_such_size(request, total))
     _, degrees, groups, asked = best
     return _after(asked, _plan(asked, degrees, groups, total))
 
@@ -180,6 +185,30 @@ def _never(request: ChoosePlan) -> str:
     if wanted.dp and wanted.dp > train.micro_batches:
         return f"parallel.dp {wanted.dp} exceeds train.micro_batches {train.micro_batches}; lower dp"
     return ""
+
+
+def _no_such_size(request: ChoosePlan, total: int) -> str:
+    """Why none of the sizes that the job may have can be cut into pipelines; on a larger cluster it may be another one."""
+    wanted, profile, ids = request.spec.parallel, request.profile, request.spec.train.micro_batches
+    whole = gcd(*(divisor.value for divisor in profile.divisors)) or total
+    sizes = {
+        tp * pp * dp
+        for tp in ([wanted.tp] if wanted.tp else [tp for tp in range(1, whole + 1) if whole % tp == 0])
+        for pp in ([wanted.pp] if wanted.pp else range(1, min(ids, profile.num_layers) + 1))
+        for dp in ([wanted.dp] if wanted.dp else range(1, ids // pp + 1))
+    }
+    least, most = max(1, wanted.min_devices), wanted.max_devices or inf
+    if any(least <= size <= most for size in sizes):
+        return f"no tp x pp x dp of {total} devices fits the job's constraints; lower them"
+    near = [
+        max((size for size in sizes if size < least), default=0),
+        min((size for size in sizes if size > most), default=0),
+    ]
+    may_have = f"{least} devices or more" if most == inf else f"{least} to {most} devices"
+    return (
+        f"may have {may_have}, and with {ids} micro-batches no such number is tp x pp x dp; "
+        f"{' or '.join(str(size) for size in near if size)} would be: change min_devices or max_devices"
+    )
 
 
 def _lower(request: ChoosePlan) -> str:
@@ -226,6 +255,18 @@ def _groups(in_order: list[tuple[Device, ...]], degrees: Degrees) -> list[tuple[
     """The first pp * dp of them; None where there are fewer."""
     count = degrees.pp * degrees.dp
     return sorted(tuple(sorted(group)) for group in in_order[:count]) if len(in_order) >= count else None
+
+
+def _why_not(
+    request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]] | None, islands: list[list[Device]]
+) -> str:
+    """What keeps these degrees from being a plan."""
+    if groups is not None:
+        return _too_big(request, degrees, groups)
+    return (
+        f"{degrees} needs {degrees.tp} devices on one node {degrees.pp * degrees.dp} times, "
+        f"{sum(len(island) // degrees.tp for island in islands)} are usable; lower tp or wait for a node"
+    )
 
 
 def _too_big(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]]) -> str:

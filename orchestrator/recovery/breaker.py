@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.domain.job import Cause, Failure
+from orchestrator.domain.failure import Cause, Failure
 from orchestrator.domain.spec import RecoverySpec
 
 NEVER_CHARGED = frozenset({Cause.GROW, Cause.SHRINK, Cause.BALANCE, Cause.PAUSE, Cause.CONTACT_LOST})

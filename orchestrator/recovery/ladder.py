@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from orchestrator.domain.ids import Device, NodeId, Step
-from orchestrator.domain.job import Incident
+from orchestrator.domain.incident import Incident
 from orchestrator.domain.layout import partners
 from orchestrator.domain.plan import Infeasible, Pipeline, Plan
 from orchestrator.domain.profile import Profile

@@ -16,9 +16,9 @@ from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer, Settlement
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
 from orchestrator.domain.layout import Layout, layout, transfers
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed, Read, Restore
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Interval, Profile
-from orchestrator.domain.protocol import FromCheckpoint, FromMemory, FromSeed, Read, Restore
 
 SHARED = "shared storage"
 

@@ -9,16 +9,15 @@ who got through and those who did not, as a kill inside an all-reduce does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 
-from orchestrator.domain.checkpoint import CheckpointKind, Pacing
 from orchestrator.domain.copying import Copying
-from orchestrator.domain.course import Course
 from orchestrator.domain.generation import Answer, Disagrees, NotFinite, Unreadable
+from orchestrator.domain.host_events import RankFinished
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
 from orchestrator.domain.layout import layout, partners
-from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, RankFinished
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.sight import Traffic
 from orchestrator.domain.spec import JobSpec
 
@@ -27,6 +26,7 @@ from .filling import Filling
 from .memory import Flip, Violation
 from .place import Place
 from .rank import SimRank
+from .saving import Saving
 from .scenario import loss, maxima, profile
 
 FORM_TIMEOUT_S = 10.0
@@ -41,8 +41,6 @@ NOTICED = 0.8
 LOST_IN_THE_MIDDLE = 0.5
 READS, READ_S, READ_BYTES = 10, 12.0, 1000
 """Of a checkpoint that is read slowly: in how many parts, how long one takes, and bytes in it."""
-NO_ROOM = 0.02
-"""How often a rank has no room for a snapshot that is due."""
 
 
 class Arena:
@@ -63,11 +61,7 @@ class Arena:
         """Exchanges begun so far."""
         self.done: set[Device] = set()
         """Who has sent its part of this one."""
-        self.asked_for: set[Step] = set()
-        """Steps that a rank was asked to have saved."""
-        self.course = Course(pacing=form.pacing or Pacing.asked_for(spec.checkpoint), last=Step(spec.train.steps))
-        self.saved_as: dict[Step, CheckpointKind | None] = {}
-        """What is saved of a step, once it has passed."""
+        self._saving = Saving(place, spec, form)
         self.stopping = False
         self.resting = False
         """A rank that was asked to stop has said so in the vote."""
@@ -221,8 +215,9 @@ class Arena:
 
     def _receive_rest(self) -> None:
         self._filling.kill_donor()
-        self._catch_up()
-        compares = isinstance(self.form.restore, FromMemory) and self._saves(self.step) and bool(self.mirrored)
+        self._saving.catch_up(self.step)
+        is_kept = isinstance(self.form.restore, FromMemory)
+        compares = is_kept and self._saving.saves(self.step) and bool(self.mirrored)
         then = self._compare if compares else self._compute_next
         self._each(BLINK_S, self._filling.receive_all, lambda: self._each(BLINK_S, self._restored, then))
 
@@ -280,12 +275,12 @@ class Arena:
             self.stopping = self.stopping or rank.stop_after >= self.generation
             if rank.rest >= self.generation:
                 self.resting = True
-                self.asked_for.add(step)
+                self._saving.asked_for.add(step)
             if rank.save_soon == self.generation:
                 rank.save_soon = Generation(0)
-                self.asked_for.add(step)
+                self._saving.asked_for.add(step)
             if rank.pacing is not None and rank.pacing.generation == self.generation:
-                self.course = replace(self.course, pacing=rank.pacing.pacing)
+                self._saving.take_pacing(rank.pacing.pacing)
                 rank.pacing = None
             if rank.reaches("in_vote") and rank.has_changed:
                 found = Disagrees(rank=self.form.plan.seat_of[rank.device].rank, about="memory")
@@ -306,7 +301,7 @@ class Arena:
         self._passed_at = self._place.clock.now
         self._passed_first = min(self._passed_first, self._passed_at)
         answer = self._answer(step)
-        self._decide(step)
+        self._saving.decide(step)
 
         def see(rank: SimRank) -> None:
             rank.passed(self.generation, answer)
@@ -324,7 +319,7 @@ class Arena:
             if step == self.spec.train.steps:
                 self._finish(rank, step)
 
-        compares = bool(self.mirrored) and (self.saved_as.get(step) == "base" or self._is_every(step))
+        compares = bool(self.mirrored) and (self._saving.is_base(step) or self._is_every(step))
         self._each(BLINK_S, see, self._compare if compares else self._applied)
 
     def _applied(self) -> None:
@@ -332,7 +327,7 @@ class Arena:
         self.at = Step(max(rank.memory.step for rank in self.here.values() if rank.memory))
         for _, follow in sorted(self.followers.items()):
             follow(self.at)
-        if self.resting and self._saves(self.at):
+        if self.resting and self._saving.saves(self.at):
             self._each(BLINK_S, lambda rank: self._finish(rank, self.at), _nothing)
             return
         if not self.stopping or self.at == self.spec.train.steps:
@@ -422,31 +417,11 @@ class Arena:
     def _save_if_due(self, rank: SimRank) -> None:
         assert rank.memory is not None
         step = rank.memory.step
-        kind = self.saved_as.get(step)
+        kind = self._saving.kind_of(step)
         if kind is not None:
             rank.host.rank_saved(rank, self.generation, step, kind, is_last=step == self.spec.train.steps)
-        elif step in self.saved_as and self.form.plan.seat_of[rank.device].rank == 0:
+        elif self._saving.is_skipped(step) and self.form.plan.seat_of[rank.device].rank == 0:
             rank.host.rank_skipped(rank, self.generation, step)
-
-    def _saves(self, step: Step) -> bool:
-        return self.saved_as.get(step) is not None
-
-    def _catch_up(self) -> None:
-        """The generation before may not have lived to write all of the step that this one begins with."""
-        course = self.course
-        is_next_a_base = course.pacing.is_journal and self.step < course.last
-        if isinstance(self.form.restore, FromMemory) and not is_next_a_base and course.due(self.step) is not None:
-            self.saved_as[self.step] = "base"
-
-    def _decide(self, step: Step) -> None:
-        """Once, for all: what is saved of a step that has passed, or that a rank has no room for it."""
-        kind = self.course.due(step, step in self.asked_for)
-        if kind is None:
-            return
-        if step != self.course.last and self._place.rng.random() < NO_ROOM:
-            self.saved_as[step], self.course = None, self.course.skipped()
-        else:
-            self.saved_as[step], self.course = kind, self.course.saved(step, kind)
 
     def _is_every(self, step: Step) -> bool:
         every = self.spec.recovery.compare_every

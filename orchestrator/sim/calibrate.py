@@ -1,7 +1,9 @@
-"""The simulator's constants from recoveries that were measured, and what it makes of the same failure with them.
+"""The simulator's constants from recoveries that were measured, and what it makes of the same failures with them.
 
 What is compared is how the phases of a recovery are put together: which follow on each other, which go on side by side,
-and where a pause begins and ends. How long each takes is the machine's affair, and is taken from it.
+and where a pause begins and ends. How long each took up to the new generation is the machine's affair, and is taken from
+that very failure; how much longer the first step takes than others is predicted, from the other failures. So what a busy
+machine does to one recovery is in both, and cannot be taken for an error of the simulator.
 """
 
 from __future__ import annotations
@@ -12,53 +14,68 @@ from statistics import median
 
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Incident
+from orchestrator.domain.incident import Incident
 from orchestrator.domain.profile import BLOCK, Line, Profile
 from orchestrator.domain.rungs import Rung
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec, RecoverySpec, TrainSpec
 
-from .fleet import Fleet, Pace
+from .fleet import Fleet
+from .pace import Pace
 
 IN_RANKS = ("deliver", "form", "build", "transfer", "gather")
 """One after another, between the order to form a generation and its being ready."""
 STAGES = 2
 STEPS = 20
 """Before the failure, and at most after it."""
+LEAST = 3
+"""Failures from which anything can be said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed:
+    """A recovery that was measured, and what a step took before it, in seconds."""
+
+    incident: Incident
+    step_s: float
+
+    @property
+    def is_whole(self) -> bool:
+        """It ended, at its first attempt, and its ledger says how long its first step took."""
+        one = self.incident
+        return one.pause_s is not None and one.attempts == 1 and "first_step" in one.phases
+
+    @property
+    def later_s(self) -> float:
+        """By which its first step took longer than others; less than none where ranks began before the last was ready."""
+        return self.incident.phases["first_step"] - self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Seconds. ratio: simulated pause over measured one."""
+    """Medians, seconds. ratio: of simulated pause over measured one, failure by failure."""
 
+    kills: int
     measured_s: float
     simulated_s: float
+    ratio: float
     rung: Rung | None
 
-    @property
-    def ratio(self) -> float:
-        return self.simulated_s / self.measured_s
 
-
-def pace_of(incidents: Sequence[Incident], step_s: float) -> Pace:
-    """Medians of what recoveries at the first attempt took, phase by phase. step_s: of an undisturbed step.
-
-    Raises ValueError where there are none.
-    """
-    whole = [one for one in incidents if one.pause_s is not None and one.attempts == 1]
-    if not whole:
-        raise ValueError("no recovery that ended at its first attempt to take constants from; fail a rank and wait")
+def pace_of(one: Killed, later_s: float) -> Pace:
+    """The constants of one recovery; later_s: by how much its first step is to take longer than others."""
+    phases = one.incident.phases
 
     def took(*names: str) -> float:
-        return median(sum(one.phases.get(name, 0.0) for name in names) for one in whole)
+        return sum(phases.get(name, 0.0) for name in names)
 
     return Pace(
-        step_s=step_s,
+        step_s=one.step_s,
         detect_s=took("detect"),
         commit_s=0.0,  # inside all the others
         leave_s=took("settle"),
         fork_s=took("settle", "prepare"),
         form_s=took(*IN_RANKS),
-        first_s=took("first_step") - step_s,  # less than none: who is ready early begins before the last one is
+        first_s=later_s,
         bytes_s=float("inf"),
     )
 
@@ -88,8 +105,20 @@ def killed_rank(pace: Pace, devices: int) -> tuple[float, Rung | None]:
     return incident.pause_s, incident.rung
 
 
-def calibrated(incidents: Sequence[Incident], step_s: float, devices: int) -> Calibration:
+def calibrated(kills: Sequence[Killed], devices: int) -> Calibration:
     """Of ranks that were killed, one after another, in a job on so many devices. Raises ValueError."""
-    simulated_s, rung = killed_rank(pace_of(incidents, step_s), devices)
-    pauses = [one.pause_s for one in incidents if one.pause_s is not None and one.attempts == 1]
-    return Calibration(measured_s=median(pauses), simulated_s=simulated_s, rung=rung)
+    whole = [one for one in kills if one.is_whole]
+    if len(whole) < LEAST:
+        raise ValueError(f"{len(whole)} recoveries ended at their first attempt, {LEAST} are needed; kill more ranks")
+    measured, simulated = [one.incident.pause_s or 0.0 for one in whole], []
+    for number, one in enumerate(whole):
+        others = [other.later_s for other in (*whole[:number], *whole[number + 1 :])]
+        pause_s, rung = killed_rank(pace_of(one, median(others)), devices)
+        simulated.append(pause_s)
+    return Calibration(
+        kills=len(whole),
+        measured_s=median(measured),
+        simulated_s=median(simulated),
+        ratio=median(told / real for told, real in zip(simulated, measured, strict=True)),
+        rung=rung,
+    )

@@ -9,12 +9,14 @@ from dataclasses import replace
 from orchestrator.domain.admission import Admittance
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import StepRecord
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.faults import Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
-from orchestrator.domain.job import TERMINAL, Cause, JobRecord, Reforming, Running, Starting
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.layout import partners
 from orchestrator.domain.profile import Interval, joined
 from orchestrator.domain.quarantine import Quarantine
+from orchestrator.domain.state import TERMINAL, Reforming, Running, Starting
 from orchestrator.ports import Commit
 
 from .memory import Violation, uncovered

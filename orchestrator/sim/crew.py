@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.domain.generation import RankReport
+from orchestrator.domain.host_events import HostEvent, RankEnding, RankExited, SeatsPrepared
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.protocol import HostEvent, PrepareSeats, RankEnding, RankExited, SeatsPrepared
+from orchestrator.domain.requests import PrepareSeats
 
 from .rank import Home, SimRank
 

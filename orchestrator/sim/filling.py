@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.ids import Device, JobId, Step
 from orchestrator.domain.layout import Layout, Move
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed
 from orchestrator.domain.profile import Interval
-from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.spec import JobSpec
 from orchestrator.recovery.retention import reads
 

@@ -14,19 +14,24 @@ from orchestrator.domain.copying import Copying
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.faults import FaultKind
 from orchestrator.domain.generation import Answer
-from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Step, Term
-from orchestrator.domain.protocol import (
-    BeginJoin,
-    CloseGeneration,
-    CloseHost,
+from orchestrator.domain.host_events import (
     CopiesSeen,
-    EndJoin,
     Envelope,
     FaultCarriedOut,
-    FormGeneration,
     HostEvent,
     HostFailed,
     HostOpened,
+    SelfTested,
+    ShardNotSaved,
+    ShardSaved,
+)
+from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Step, Term
+from orchestrator.domain.requests import (
+    BeginJoin,
+    CloseGeneration,
+    CloseHost,
+    EndJoin,
+    FormGeneration,
     HostRequest,
     InjectFault,
     KillRank,
@@ -35,10 +40,7 @@ from orchestrator.domain.protocol import (
     PrepareSeats,
     SaveSoon,
     SelfTest,
-    SelfTested,
     SetPacing,
-    ShardNotSaved,
-    ShardSaved,
     StopAfter,
 )
 

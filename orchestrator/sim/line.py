@@ -7,8 +7,9 @@ from typing import Protocol
 
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostHeard, HostLost, HostSaid, Input
+from orchestrator.domain.host_events import StepsPassed
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
-from orchestrator.domain.protocol import CloseHost, HostRequest, OpenHost, StepsPassed
+from orchestrator.domain.requests import CloseHost, HostRequest, OpenHost
 
 from .host import SimHost
 from .world import World

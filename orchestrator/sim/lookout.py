@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from orchestrator.domain.host_events import HostEvent, RanksSeen, RanksStalled
 from orchestrator.domain.ids import Device, Generation, Step
-from orchestrator.domain.protocol import HostEvent, LookAround, RanksSeen, RanksStalled
+from orchestrator.domain.requests import LookAround
 from orchestrator.domain.sight import Phase, RankSight
 
 from .place import Place

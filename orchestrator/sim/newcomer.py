@@ -6,9 +6,10 @@ know when sources break off: chance says so.
 
 from __future__ import annotations
 
+from orchestrator.domain.host_events import JoinerAt, JoinFailed
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.profile import Interval, joined
-from orchestrator.domain.protocol import BeginJoin, JoinerAt, JoinFailed
+from orchestrator.domain.requests import BeginJoin
 
 from .arena import Arena
 from .rank import SimRank

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from orchestrator.domain.generation import Answer
+from orchestrator.domain.host_events import Envelope, HostEvent, StepsPassed
 from orchestrator.domain.ids import Device, Generation, Step
-from orchestrator.domain.protocol import Envelope, HostEvent, StepsPassed
 
 
 class SimOutbox:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, JobId, Step, Term
-from orchestrator.domain.job import TERMINAL, Cause, Incident, JobRecord, Reforming, Running, Stopping
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.state import TERMINAL, Reforming, Running, Stopping
 from orchestrator.ports import Commit
 
 from .memory import Violation

@@ -11,18 +11,11 @@ from typing import Protocol
 from orchestrator.domain import copying
 from orchestrator.domain.checkpoint import CheckpointKind
 from orchestrator.domain.generation import Answer, Arrived, Disagrees, Finding, RankReport
+from orchestrator.domain.host_events import HostEvent, RankReady, RankReported
 from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
+from orchestrator.domain.origin import FromMemory, Restore
 from orchestrator.domain.profile import Interval, joined
-from orchestrator.domain.protocol import (
-    FormGeneration,
-    FromMemory,
-    HostEvent,
-    RankReady,
-    RankReported,
-    Restore,
-    SaveSoon,
-    SetPacing,
-)
+from orchestrator.domain.requests import FormGeneration, SaveSoon, SetPacing
 from orchestrator.domain.sight import Traffic
 
 from .memory import Flip, Memory, Violation, uncovered

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from orchestrator.domain.job import Cancelled, Failed, JobRecord, Succeeded
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.rungs import Rung
+from orchestrator.domain.state import Cancelled, Failed, Succeeded
 
 from .memory import Violation
 from .scenario import Scenario, one_failure, scenario

@@ -62,9 +62,23 @@ class Trouble(StrEnum):
     """A node, one that comes or one that is there, is not fit to be used: a check shows it."""
     PRIORITY = "priority"
     """A job's owner gives it another priority, or an operator a project another quota."""
+    FAIL_STORE = "fail_store"
+    """For a while every other commit fails; of those that fail, every other one was written and the answer is lost."""
+    CUT_POWER = "cut_power"
+    """All nodes of a rack die at once."""
+    FAIL_SWITCH = "fail_switch"
+    """All nodes of a rack are unplugged, for a while."""
 
 
-DRAWN = tuple(trouble for trouble in Trouble if trouble not in (Trouble.SLOW, Trouble.PRIORITY, Trouble.SPOIL_NODE))
+SOMETIMES = (
+    Trouble.SLOW,
+    Trouble.PRIORITY,
+    Trouble.SPOIL_NODE,
+    Trouble.FAIL_STORE,
+    Trouble.CUT_POWER,
+    Trouble.FAIL_SWITCH,
+)
+DRAWN = tuple(trouble for trouble in Trouble if trouble not in SOMETIMES)
 """Those that any seed may have."""
 
 
@@ -134,20 +148,21 @@ def one_failure(seed: int) -> Scenario:
     )
 
 
-def crowd(seed: int) -> Scenario:
+def crowd(seed: int, steps: int | None = None) -> Scenario:
     """More jobs than fit, of different priorities and two projects, which come one after another."""
     rng = Random(f"crowd {seed}")
     nodes = tuple(rng.choice((1, 2, 2, 4)) for _ in range(rng.randint(2, 4)))
     jobs = []
     for number in range(rng.randint(3, 5)):
-        job = _job(rng, number, sum(nodes), rng.randint(20, 60))
+        drawn = rng.randint(20, 60)
+        job = _job(rng, number, sum(nodes), steps or drawn)
         least = rng.randint(1, max(1, sum(nodes) // 2))
         parallel = replace(job.parallel, min_devices=least, max_devices=rng.choice((0, 0, least, least + 2)))
         fits = (parallel.tp or 1) * (parallel.pp or 1) <= (parallel.max_devices or sum(nodes))
         jobs.append(
             replace(
                 job,
-                parallel=parallel if fits else replace(parallel, tp=None, pp=None),
+                parallel=_possible(parallel if fits else replace(parallel, tp=None, pp=None), job.train.micro_batches),
                 priority=rng.choice((-1, 0, 0, 1, 5)),
                 project=rng.choice(("default", "other")),
             )
@@ -168,7 +183,22 @@ def crowd(seed: int) -> Scenario:
     )
 
 
+def _possible(parallel: ParallelSpec, micro_batches: int) -> ParallelSpec:
+    """With fewer devices at least, where no number that it may have is tp x pp x dp: it would wait for ever."""
+    known = profile()
+    sizes = {
+        tp * pp * dp
+        for tp in ([parallel.tp] if parallel.tp else [1, 2, 4])
+        for pp in ([parallel.pp] if parallel.pp else range(1, known.num_layers + 1))
+        for dp in range(1, micro_batches // pp + 1)
+    }
+    most = parallel.max_devices or max(sizes)
+    return replace(parallel, min_devices=min(parallel.min_devices, max(size for size in sizes if size <= most)))
+
+
 def scenario(seed: int, steps: int | None = None) -> Scenario:
+    if seed % 20 == 10:
+        return crowd(seed, steps)
     rng = Random(f"scenario {seed}")
     more = Random(f"racks and spares {seed}")
     gentle = rng.random() < 0.3
@@ -208,6 +238,13 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
             replace(job, start_by_s=due.choice((0.0, 3.0, 60.0)), max_runtime_s=due.choice((0.0, 4.0, 30.0, 300.0)))
             for job in jobs
         )
+    other = Random(f"store and racks {seed}")
+    racks = more.choice((0, 1, 2, 3))
+    if not gentle:
+        share = max(1, len(troubles) // 6)
+        troubles += (Trouble.FAIL_STORE,) * (share if other.random() < 0.3 else 0)
+        if racks and other.random() < 0.3:
+            troubles += (Trouble.CUT_POWER, Trouble.FAIL_SWITCH) * share
     checks = seed % 10 in (5, 9)
     if checks and not gentle:
         troubles = (*troubles, *(Trouble.SPOIL_NODE,) * max(1, len(troubles) // 4))
@@ -216,7 +253,7 @@ def scenario(seed: int, steps: int | None = None) -> Scenario:
         nodes=nodes,
         kinds=kinds,
         checks=checks,
-        racks=more.choice((0, 1, 2, 3)),
+        racks=racks,
         jobs=jobs,
         troubles=troubles,
         between_s=rng.choice((0.3, 1.0, 3.0)),

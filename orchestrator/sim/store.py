@@ -8,9 +8,10 @@ from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import Command
 from orchestrator.domain.ids import JobId, Term
-from orchestrator.domain.job import TERMINAL, JobRecord
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project
+from orchestrator.domain.state import TERMINAL
 from orchestrator.ports import Commit
 
 from .checkers import Checker
@@ -29,6 +30,7 @@ class SimStore:
         self.term = Term(0)
         self.open = 0
         """Jobs that have not ended."""
+        self._last: Commit | None = None
         self._checker = checker
         self._promises = promises
 
@@ -40,10 +42,13 @@ class SimStore:
         live = {job: record for job, record in self.jobs.items() if not isinstance(record.state, TERMINAL)}
         return {job: codec.loads(JobRecord, codec.dumps(record)) for job, record in live.items()}, self.cursor
 
-    def commit(self, term: Term, commit: Commit) -> None:
-        """Raises StaleTerm."""
+    def commit(self, term: Term, commit: Commit) -> bool:
+        """Whether it was written now: what is repeated because its answer was lost is there already. Raises StaleTerm."""
         if term != self.term:
             raise StaleTerm(f"term {term} has been replaced by {self.term}")
+        if commit is self._last:
+            return False
+        self._last = commit
         self._promises.committed(term, self.jobs, commit)
         if commit.quarantine is not None:
             self.quarantine = codec.decode(tuple[Quarantine, ...], codec.encode(commit.quarantine))
@@ -59,3 +64,4 @@ class SimStore:
         self.open = sum(not isinstance(record.state, TERMINAL) for record in self.jobs.values())
         if commit.cursor is not None:
             self.cursor = int(commit.cursor)
+        return True

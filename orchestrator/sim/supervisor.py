@@ -41,8 +41,9 @@ from orchestrator.domain.events import (
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import EffectId, JobId, NodeId
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.requests import OpenHost
 from orchestrator.planner.choose import choose
+from orchestrator.ports import Commit
 from orchestrator.supervisor.deadlines import deadlines, instants
 from orchestrator.supervisor.kernel import State, Stepped, step
 from orchestrator.supervisor.unsaved import LAZY_S, News, Unsaved
@@ -58,6 +59,9 @@ URGENT_S = 0.0005
 COMMIT_S = (0.0005, 0.004)
 PLAN_S = (0.005, 0.1)
 CHECK_S = (0.05, 1.0)
+RETRY_COMMIT_S = 0.2
+FAILS, WRITTEN = 0.5, 0.5
+"""Where the store is failing: how often a commit does, and how often it was written nonetheless."""
 TWICE = 0.01
 
 
@@ -148,22 +152,30 @@ class SimSupervisor:
             return
         unsaved, self._unsaved = self._unsaved, Unsaved()
         self._committing = True
-        self._soon(COMMIT_S, lambda: self._commit(unsaved, stepped))
-
-    def _commit(self, unsaved: Unsaved, stepped: Stepped) -> None:
-        stalled_s = self.world.store_stalled_until - self.world.clock.now
-        if stalled_s > 0:
-            self.world.clock.after(stalled_s, lambda: self.when_awake(lambda: self._commit(unsaved, stepped)))
-            return
         commit = unsaved.commit()
+        self._soon(COMMIT_S, lambda: self._commit(unsaved, commit, stepped))
+
+    def _commit(self, unsaved: Unsaved, commit: Commit, stepped: Stepped) -> None:
+        def again() -> None:
+            self.when_awake(lambda: self._commit(unsaved, commit, stepped))
+
+        world = self.world
+        stalled_s = world.store_stalled_until - world.clock.now
+        if stalled_s > 0:
+            world.clock.after(stalled_s, again)
+            return
+        fails = world.clock.now < world.store_fails_until and world.rng.random() < FAILS
         try:
-            self.world.store.commit(self.term, commit)
+            if (not fails or world.rng.random() < WRITTEN) and world.store.commit(self.term, commit):
+                for entry in commit.history:
+                    world.note(f"{entry.job} g{entry.generation} s{entry.step} {entry.type}: {entry.message}")
         except StaleTerm:
             self.world.note(f"supervisor of term {self.term} is refused and ends")
             self.crash()
             return
-        for entry in commit.history:
-            self.world.note(f"{entry.job} g{entry.generation} s{entry.step} {entry.type}: {entry.message}")
+        if fails:
+            world.clock.after(RETRY_COMMIT_S, again)
+            return
         if self.dies_after_commit:
             self.world.note(f"supervisor of term {self.term} dies before it acts")
             self.crash()

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import assert_never
 
-from orchestrator.domain.events import (
-    Command,
-    CordonRequested,
-    PauseRequested,
-    PriorityRequested,
-    QuotaRequested,
-    ResizeRequested,
-    ResumeRequested,
-    UncordonRequested,
-)
-from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import JobId, NodeId, Step
-from orchestrator.domain.job import TERMINAL, JobRecord, Running
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.layout import partners
-from orchestrator.domain.size import Size
+from orchestrator.domain.state import Running
 
 from .arena import Arena
 from .host import SimHost
 from .memory import Flip
+from .people import People
 from .rank import SimRank
 from .scenario import Scripted, Trouble, profile
 from .world import World
-
-INJECTED = (
-    FaultKind.KILL,
-    FaultKind.KILL,
-    FaultKind.STOP,
-    FaultKind.NODE_KILL,
-    FaultKind.HOST_KILL,
-    FaultKind.ZYGOTE_KILL,
-    FaultKind.SLOW_LINK,
-    FaultKind.SUPERVISOR_KILL,
-    FaultKind.REDIS_STALL,
-    FaultKind.CLOCK_JUMP,
-)
-"""Those from which a job recovers."""
 
 IN_UPDATE = 0.3
 """How often a bit flips while an update is made, so that its own rank takes what comes of it for right."""
@@ -51,13 +28,13 @@ UNPLUGGED_S = (0.5, 1.0, 10.0, 60.0)
 
 
 class Troublemaker:
-    """Acts until the scenario's time is up; `is_quiet` from then on."""
+    """Acts until the scenario's time is up."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._rng = world.rng
         self._nodes = tuple(world.size)
-        self.is_quiet = False
+        self._people = People(world)
         self._has_raised = False
         self._hung: set[tuple[JobId, Step]] = set()
         self._brought = 0
@@ -188,6 +165,14 @@ class Troublemaker:
             case Trouble.STALL_STORE:
                 world.store_stalled_until = world.clock.now + rng.choice((0.2, 3.0))
                 world.note("* the store stalls")
+            case Trouble.FAIL_STORE:
+                world.store_fails_until = world.clock.now + rng.choice((0.5, 2.0, 8.0))
+                world.note("* commits fail")
+            case Trouble.CUT_POWER:
+                self._to_a_rack(trouble, world.kill_node)
+            case Trouble.FAIL_SWITCH:
+                seconds = rng.choice(UNPLUGGED_S)
+                self._to_a_rack(trouble, lambda node: self._unplug(node, seconds))
             case Trouble.FLIP_BIT:
                 self._to_a_rank(trouble, self._flip_bit)
             case Trouble.DAMAGE_CHECKPOINT | Trouble.FORGE_CHECKPOINT:
@@ -200,17 +185,17 @@ class Troublemaker:
                 for arena in self._running_arenas():
                     arena.is_not_finite = True
             case Trouble.INJECT:
-                self._inject()
+                self._people.inject()
             case Trouble.ADD_NODE:
                 self._add_node()
             case Trouble.RESIZE:
-                self._resize()
+                self._people.resize()
             case Trouble.CORDON:
-                self._cordon()
+                self._people.cordon()
             case Trouble.PAUSE:
-                self._pause()
+                self._people.pause()
             case Trouble.PRIORITY:
-                self._prioritize()
+                self._people.prioritize()
             case Trouble.SLOW:
                 self._to_a_rank(trouble, self._slow)
             case Trouble.SPOIL_NODE:
@@ -226,7 +211,7 @@ class Troublemaker:
         """One failure, and only where the job has committed a step since the last: mirrors are whole again."""
         world = self._world
         if world.scenario.troubles == (Trouble.INJECT,):
-            self._inject()
+            self._people.inject()
             return
         if not world.records() or world.unplugged:
             return
@@ -254,89 +239,12 @@ class Troublemaker:
         world = self._world
         world.note("* trouble ends")
         world.unfit.clear()
-        self.is_quiet = True
-        self._vouch()
-        world.store.commands.extend(UncordonRequested(node=node) for node in world.size)
-        world.store.commands.extend(QuotaRequested(project=one.name, max_devices=None) for one in world.store.projects)
-        world.store.commands.extend(ResizeRequested(job=job, size=Size()) for job in sorted(world.records()))
-        world.store.commands.extend(ResumeRequested(job=job) for job in sorted(world.records()))
+        self._people.make_peace()
         for devices in (world.size[node] for node in sorted(set(self._nodes) & set(world.dead))):
             world.add_node(devices)
         if world.supervisor.is_dead or world.supervisor.dies_after_commit:
             world.supervisor.crash()
             world.restart_supervisor(1.0)
-
-    def _resize(self) -> None:
-        world, rng = self._world, self._rng
-        open_jobs = [job for job, record in sorted(world.records().items()) if not isinstance(record.state, TERMINAL)]
-        if not open_jobs:
-            return
-        job, target = rng.choice(open_jobs), rng.choice((0, 0, 1, 2, 4, 6))
-        world.note(f"* {job} is to have {target or 'any number of'} devices")
-        world.store.commands.append(ResizeRequested(job=job, size=Size(target=target)))
-
-    def _prioritize(self) -> None:
-        world, rng = self._world, self._rng
-        open_jobs = [job for job, record in sorted(world.records().items()) if not isinstance(record.state, TERMINAL)]
-        asked: Command = QuotaRequested(
-            project=rng.choice(("default", "other")), max_devices=rng.choice((None, 1, 2, 4, sum(world.scenario.nodes)))
-        )
-        if open_jobs and rng.random() < 0.7:
-            asked = PriorityRequested(job=rng.choice(open_jobs), priority=rng.choice((-1, 0, 1, 5, 9)))
-        world.note(f"* somebody: {asked}")
-        world.store.commands.append(asked)
-
-    def _pause(self) -> None:
-        world, rng = self._world, self._rng
-        open_jobs = [job for job, record in sorted(world.records().items()) if not isinstance(record.state, TERMINAL)]
-        if not open_jobs or self.is_quiet:
-            return
-        job, seconds = rng.choice(open_jobs), rng.choice((0.02, 1.0, 8.0))
-        world.note(f"* {job} is to pause, for {seconds} s")
-        world.store.commands.append(PauseRequested(job=job))
-        world.clock.after(seconds, lambda: world.store.commands.append(ResumeRequested(job=job)))
-
-    def _cordon(self) -> None:
-        world, rng = self._world, self._rng
-        alive = [node for node in world.size if node not in world.dead]
-        if not alive:
-            return
-        node = rng.choice(alive)
-        asked: Command = CordonRequested(
-            node=node,
-            drain=rng.random() < 0.7,
-            remove=len(alive) > 2 and rng.random() < 0.3,
-            deadline_s=rng.choice((None, None, 1.0, 10.0)) if not world.scenario.gentle else None,
-        )
-        if rng.random() < 0.3:
-            asked = UncordonRequested(node=node)
-        world.note(f"* an operator: {asked}")
-        world.store.commands.append(asked)
-
-    def _vouch(self) -> None:
-        """Whatever is kept out, an operator lets back in: a job may need every device there is."""
-        if not self._world.is_over:
-            self._world.release()
-            self._world.clock.after(20.0, self._vouch)
-
-    def _inject(self) -> None:
-        """Whether it is too much for the mirrors is the kernel's to say."""
-        world, rng = self._world, self._rng
-        jobs = [job for job, record in sorted(world.records().items()) if not isinstance(record.state, TERMINAL)]
-        if not jobs:
-            return
-        kind = rng.choice(INJECTED)
-        fault = FaultRequested(
-            fault=kind,
-            job=rng.choice(jobs),
-            at=rng.choice(("", "", "after_vote", "in_vote", "before_report")) if kind is FaultKind.KILL else "",
-            duration_s=rng.choice((0.1, 1.0, 5.0)),
-            jump_s=rng.choice((-40.0, 40.0)),
-            seed=rng.randrange(1 << 16),
-            beyond_mirrors=not world.scenario.gentle and rng.random() < 0.5,
-        )
-        world.note(f"* injected: {fault.fault} {fault.at} in {fault.job}")
-        world.store.commands.append(fault)
 
     # --- details ----------------------------------------------------------------------------------------------------------
 
@@ -395,6 +303,18 @@ class Troublemaker:
             host = self._rng.choice(hosts)
             self._world.note(f"* {trouble}: {host.job} on {host.node}")
             do(host)
+
+    def _to_a_rack(self, trouble: Trouble, do: Callable[[NodeId], None]) -> None:
+        world = self._world
+        racks: dict[str, list[NodeId]] = {}
+        for node in world.nodes():
+            if node.id not in world.dead and node.labels:
+                racks.setdefault(node.labels["rack"], []).append(node.id)
+        if racks:
+            rack = self._rng.choice(sorted(racks))
+            world.note(f"* {trouble}: {rack}")
+            for name in racks[rack]:
+                do(name)
 
     def _to_a_rank(self, trouble: Trouble, do: object) -> None:
         assert callable(do)

@@ -11,9 +11,10 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import CommitCheckpoint
 from orchestrator.domain.events import CancelRequested, CheckpointNow, JobSubmitted, ReleaseRequested
 from orchestrator.domain.ids import Generation, JobId, NodeId, Step, Term
-from orchestrator.domain.job import JobRecord, Reforming
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.profile import Interval
 from orchestrator.domain.spec import JobSpec
+from orchestrator.domain.state import Reforming
 from orchestrator.recovery.retention import reads
 from orchestrator.supervisor.kernel import State
 
@@ -57,6 +58,7 @@ class World(Place):
         self.checker = Checker(scenario, self._held)
         self.store = SimStore(self.checker, Promises(lambda: self.clock.now, self._healthy_s))
         self.store_stalled_until = 0.0
+        self.store_fails_until = 0.0
         self.hosts: dict[tuple[JobId, NodeId], SimHost] = {}
         self._arenas = Arenas(self, self.checker)
         self.size: dict[NodeId, int] = {}

@@ -13,8 +13,9 @@ from orchestrator.domain.admission import Admission, Admittance
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import CheckNode
 from orchestrator.domain.events import NodeChecked
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cause, Incident
+from orchestrator.domain.incident import Incident
 from orchestrator.domain.kinds import Kinds
 from orchestrator.recovery import admission
 from orchestrator.recovery.admission import ASK_AGAIN_S, CHECK_S, parole_s

@@ -10,9 +10,9 @@ import hashlib
 
 from orchestrator.domain.faults import ON_RANKS, FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.job import Reforming, Running, Starting
 from orchestrator.domain.layout import layout, transfers
 from orchestrator.domain.plan import Plan, Seat
+from orchestrator.domain.state import Reforming, Running, Starting
 
 from .draft import Draft
 from .forming import at_work

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.ids import Device, JobId, NodeId
-from orchestrator.domain.job import TERMINAL, JobRecord, Paused, Probing, Queued, Reforming, Running, Starting, Stopping
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.queue import Project, Waiting, WaitReason
+from orchestrator.domain.state import TERMINAL, Paused, Probing, Queued, Reforming, Running, Starting, Stopping
 from orchestrator.jobs.arbitration import NOBODY, Allotment, Arbitration, Claim, Snapshot, Wait, arbitrate
 from orchestrator.jobs.picking import Need
 

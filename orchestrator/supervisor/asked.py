@@ -7,8 +7,8 @@ It refuses to know how a checkpoint is made and kept (keeping.py): any of a late
 from __future__ import annotations
 
 from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.job import Running
-from orchestrator.domain.protocol import SaveSoon
+from orchestrator.domain.requests import SaveSoon
+from orchestrator.domain.state import Running
 
 from .believing import nobody_asks
 from .deadlines import save_again_s

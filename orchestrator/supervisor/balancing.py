@@ -14,12 +14,13 @@ from statistics import median
 
 from orchestrator.detection.straggler import KEPT, Seen, look, usual_of
 from orchestrator.domain.balance import Rebalance, Remedy, Straggler
+from orchestrator.domain.failure import Cause
+from orchestrator.domain.host_events import StepsPassed
 from orchestrator.domain.ids import Device
-from orchestrator.domain.job import Cause, Running
 from orchestrator.domain.kinds import table
 from orchestrator.domain.layout import layout, transfers
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import StepsPassed
+from orchestrator.domain.state import Running
 from orchestrator.planner.owning import with_shares
 from orchestrator.planner.rebalance import compute_s, layer_bytes, room_of, with_other_ids, with_other_layers, with_spare
 from orchestrator.recovery.balance import GAIN, MAX_CHANGES, Offer, choose, recent
@@ -247,7 +248,7 @@ def _with_spare(
     if not slow:
         return []
     left = slow[0].node
-    seats = sorted(device for device in plan.devices if device.node == left)
+    seats = sorted(plan.by_node[left])
     suspects = {device.node for device in record.stragglers}
     for node, spare in sorted(record.spares.items()):
         is_fit = spare.is_ready and node not in record.unreachable and node not in suspects

@@ -14,9 +14,9 @@ from orchestrator.domain.checkpoint import After, Canary, CheckpointRef
 from orchestrator.domain.effects import NoteCheckpoint
 from orchestrator.domain.generation import Answer, Unreadable
 from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.job import Failed, Stopping
+from orchestrator.domain.origin import FromMemory, FromSeed, Restore
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import FromMemory, FromSeed, Restore
+from orchestrator.domain.state import Failed, Stopping
 from orchestrator.recovery.canary import difference
 from orchestrator.recovery.retention import reads
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.domain.failure import Failure, Fault
+from orchestrator.domain.host_events import RankExited
 from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.job import Failed, Failure, Fault, Running
-from orchestrator.domain.protocol import RankExited
+from orchestrator.domain.state import Failed, Running
 from orchestrator.recovery.breaker import NEVER_CHARGED, judge
 
 from .draft import Draft
@@ -20,8 +21,11 @@ from .stopping import stop
 def charge(
     draft: Draft, fault: Fault, generation: Generation, *, was_formed: bool, exited: RankExited | None = None
 ) -> bool:
-    """Write one more failure down; True where that was one too many and the job is being stopped."""
-    if fault.cause in NEVER_CHARGED:
+    """Write one more failure down; True where that was one too many and the job is being stopped.
+
+    Once for each process that ended: where a supervisor died before it acknowledged that, the next one is told again.
+    """
+    if fault.cause in NEVER_CHARGED or (exited is not None and _is_known(draft, fault, generation)):
         return False
     record = draft.record
     failure = Failure(
@@ -57,6 +61,12 @@ def without(failures: tuple[Failure, ...], committed: Step) -> dict[str, Any]:
     """
     left = tuple(replace(f, counts=False) for f in failures if f.step > committed and f.fault.signature)
     return {"failures": left, "failures_in_a_row": 0}
+
+
+def _is_known(draft: Draft, fault: Fault, generation: Generation) -> bool:
+    """Whether this very end of a process, which has its number in it, has been charged."""
+    what = (fault.message, fault.devices, generation)
+    return any((one.fault.message, one.fault.devices, one.generation) == what for one in draft.record.failures)
 
 
 def _names(draft: Draft, fault: Fault, generation: Generation) -> tuple[str, ...]:

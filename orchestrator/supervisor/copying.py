@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from orchestrator.domain.copying import Copying
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Stopping
+from orchestrator.domain.state import Stopping
 
 from .draft import Draft
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from orchestrator.domain.admission import Admission, Admittance
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import Closing, JobRecord, Join, Probing, Queued, Reforming, Running, Starting, Stopping
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.state import Closing, Join, Probing, Queued, Reforming, Running, Starting, Stopping
 from orchestrator.recovery import admission
 from orchestrator.recovery.breaker import rest_s
 

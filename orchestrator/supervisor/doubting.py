@@ -11,9 +11,9 @@
 
 from __future__ import annotations
 
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.generation import Disagrees, NotFinite, RankReport, Unreadable
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.job import Cause, Fault
 from orchestrator.domain.quarantine import Standing
 
 from .draft import Draft

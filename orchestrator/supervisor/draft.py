@@ -10,9 +10,11 @@ from orchestrator.detection.straggler import Track
 from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId
-from orchestrator.domain.job import TERMINAL, Incident, JobRecord, JobState, Paused, Reforming, Running, Starting
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import DeviceKind
-from orchestrator.domain.protocol import HostRequest
+from orchestrator.domain.requests import HostRequest
+from orchestrator.domain.state import TERMINAL, JobState, Paused, Reforming, Running, Starting
 from orchestrator.domain.status import status_of
 from orchestrator.jobs.transitions import check
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.domain.effects import KillNode, Loose, Sabotage, StrikeNode
 from orchestrator.domain.events import NodeStruck
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.faults import (
     IN_THE_NEXT_PROCESS,
     ON_CONTROL,
@@ -21,9 +22,10 @@ from orchestrator.domain.faults import (
     Injected,
     Verdict,
 )
+from orchestrator.domain.host_events import FaultCarriedOut
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Cause, Fault, Running, Stopping, Succeeded
-from orchestrator.domain.protocol import FaultCarriedOut, InjectFault
+from orchestrator.domain.requests import InjectFault
+from orchestrator.domain.state import Running, Stopping, Succeeded
 
 from .aiming import DESTRUCTIVE, PASSING, matching, objection, still_open, victims
 from .draft import Draft

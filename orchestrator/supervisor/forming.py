@@ -6,13 +6,16 @@ from dataclasses import replace
 
 from orchestrator.domain.codec import encode
 from orchestrator.domain.generation import Settlement
+from orchestrator.domain.host_events import SeatsPrepared
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
-from orchestrator.domain.job import Forming, Incident, Queued, Reforming, Running, Starting
+from orchestrator.domain.incident import Incident
 from orchestrator.domain.kinds import speed_of, table
 from orchestrator.domain.layout import layout
+from orchestrator.domain.origin import FromMemory
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import FormGeneration, FromMemory, OpenHost, PrepareSeats, SeatsPrepared
+from orchestrator.domain.requests import FormGeneration, OpenHost, PrepareSeats
 from orchestrator.domain.rungs import Rung
+from orchestrator.domain.state import Forming, Queued, Reforming, Running, Starting
 from orchestrator.recovery.breaker import rest_s
 from orchestrator.recovery.restore import Disks, RestorePlan, choose_restore, cold_restore
 from orchestrator.recovery.risk import risk
@@ -252,8 +255,7 @@ def _set_forming(draft: Draft, forming: Forming) -> None:
 
 
 def _prepare(draft: Draft, forming: Forming, node: NodeId) -> None:
-    devices = tuple(device for device in forming.plan.devices if device.node == node)
-    draft.call(node, PrepareSeats(generation=forming.generation, devices=devices))
+    draft.call(node, PrepareSeats(generation=forming.generation, devices=forming.plan.by_node.get(node, ())))
 
 
 def _restore(draft: Draft, forming: Forming, settlement: Settlement | None) -> RestorePlan:

@@ -11,9 +11,8 @@ from typing import assert_never
 
 from orchestrator.detection.classify import ending_fault, exit_fault, host_failure, host_fault
 from orchestrator.domain.events import Contact, HostLost, HostSaid
-from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cause, Failed, Fault, Reforming, Running, Starting, Stopping
-from orchestrator.domain.protocol import (
+from orchestrator.domain.failure import Cause, Fault
+from orchestrator.domain.host_events import (
     CopiesSeen,
     FaultCarriedOut,
     HostFailed,
@@ -33,6 +32,8 @@ from orchestrator.domain.protocol import (
     ShardSaved,
     StepsPassed,
 )
+from orchestrator.domain.ids import NodeId
+from orchestrator.domain.state import Failed, Reforming, Running, Starting, Stopping
 
 from .asked import asked_came_to_nothing, save_again
 from .balancing import paces_seen

@@ -14,8 +14,9 @@ import structlog
 
 from orchestrator.domain.errors import EverstepError, StaleTerm
 from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostHeard, HostLost, HostSaid, Input
+from orchestrator.domain.host_events import StepsPassed
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
-from orchestrator.domain.protocol import CloseHost, HostMessage, HostRequest, OpenHost, StepsPassed, Together
+from orchestrator.domain.requests import CloseHost, HostMessage, HostRequest, OpenHost, Together
 from orchestrator.ports import Cluster, HostGone, HostUnreachable
 
 POLL_S = 0.5

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.generation import RankReport
+from orchestrator.domain.host_events import JoinerAt, JoinFailed, SeatsPrepared
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Cause, Fault, Join, Running
 from orchestrator.domain.layout import Layout, layout, transfers
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Interval
-from orchestrator.domain.protocol import BeginJoin, JoinerAt, JoinFailed, KillRank, PrepareSeats, SeatsPrepared, StopAfter
+from orchestrator.domain.requests import BeginJoin, KillRank, PrepareSeats, StopAfter
+from orchestrator.domain.state import Join, Running
 
 from .deadlines import MAX_JOINS
 from .draft import Draft

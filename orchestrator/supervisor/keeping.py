@@ -16,9 +16,10 @@ from dataclasses import replace
 from orchestrator.domain.checkpoint import CheckpointRef, SaveCost, ShardRef
 from orchestrator.domain.effects import CommitCheckpoint, PruneCheckpoints
 from orchestrator.domain.events import CheckpointsPruned
+from orchestrator.domain.host_events import ShardNotSaved, ShardSaved
 from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.job import Failed, Running
-from orchestrator.domain.protocol import SaveSoon, ShardNotSaved, ShardSaved
+from orchestrator.domain.requests import SaveSoon
+from orchestrator.domain.state import Failed, Running
 from orchestrator.recovery.retention import kept
 
 from .believing import believed

@@ -51,19 +51,12 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import Device, EffectId, JobId, NodeId
-from orchestrator.domain.job import (
-    PLANNING,
-    TERMINAL,
-    Cancelled,
-    Failed,
-    JobRecord,
-    Probing,
-    Queued,
-)
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import DeviceKind, table
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.rows import corrected
+from orchestrator.domain.state import PLANNING, TERMINAL, Cancelled, Failed, Probing, Queued
 
 from .admitting import Admissions
 from .admitting import tell as tell_admissions

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.domain.ids import Step
-from orchestrator.domain.job import Reforming
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rungs import Option, Rung
+from orchestrator.domain.state import Reforming
 from orchestrator.planner.strength import replaced, throughput
 from orchestrator.recovery.ladder import Situation, options, substitute
 

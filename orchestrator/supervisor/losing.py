@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.generation import RankReport
+from orchestrator.domain.host_events import RankExited
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Cause, Fault, Queued, Reforming, Running, Starting
-from orchestrator.domain.protocol import CloseHost, RankExited
+from orchestrator.domain.requests import CloseHost
+from orchestrator.domain.state import Queued, Reforming, Running, Starting
 
 from .charging import charge, recharge
 from .doubting import accuse, found_fault

@@ -11,8 +11,9 @@ from statistics import median
 
 from orchestrator.domain.checkpoint import Pacing
 from orchestrator.domain.ids import Generation
-from orchestrator.domain.job import JobRecord, Running
-from orchestrator.domain.protocol import SetPacing
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.requests import SetPacing
+from orchestrator.domain.state import Running
 from orchestrator.recovery.pace import Costs, choose, failure_rate, is_worth_it, price
 
 from .draft import Draft

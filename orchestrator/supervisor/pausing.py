@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from orchestrator.domain.failure import Cause, Fault
+from orchestrator.domain.host_events import RankFinished
 from orchestrator.domain.ids import Step
-from orchestrator.domain.job import PLANNING, Cause, Failed, Fault, Pause, Paused, Probing, Queued, Running, Stopping
-from orchestrator.domain.protocol import RankFinished, SaveSoon
+from orchestrator.domain.job import Pause
+from orchestrator.domain.requests import SaveSoon
+from orchestrator.domain.state import PLANNING, Failed, Paused, Probing, Queued, Running, Stopping
 
 from .deadlines import UNSAVED_S
 from .draft import Draft

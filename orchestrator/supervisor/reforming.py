@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.domain.failure import Fault
 from orchestrator.domain.generation import RankReport
+from orchestrator.domain.host_events import RankExited
 from orchestrator.domain.ids import Device, Generation, Step
-from orchestrator.domain.job import Closing, Fault, Incident, Reforming, Running, Starting
+from orchestrator.domain.incident import Incident
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import CloseGeneration, EndJoin, RankExited
+from orchestrator.domain.requests import CloseGeneration, EndJoin
+from orchestrator.domain.state import Closing, Reforming, Running, Starting
 
 from .charging import charge
 from .doubting import accuse
@@ -109,9 +112,15 @@ def _newcomers(draft: Draft) -> frozenset[Device]:
 
 
 def _caught_up(draft: Draft) -> frozenset[Device]:
-    """Who has everything that the next plan gives it: where a fault ends the generation, it may be the last to have it."""
-    join = draft.record.join
-    return join.done & set(draft.record.pids) if join and isinstance(draft.state, Running) else frozenset()
+    """Who has everything that the next plan gives it: where a fault ends the generation, it may be the last to have it.
+
+    Of a job that is at risk so may those whose hosts are silent, and cannot say how far they have come.
+    """
+    record, join = draft.record, draft.record.join
+    if join is None or not isinstance(draft.state, Running):
+        return frozenset()
+    silent = {move.target for move in join.moves if move.target.node in record.unreachable} if record.at_risk else set()
+    return (join.done | silent) & set(record.pids)
 
 
 def _prepared(draft: Draft) -> frozenset[Device]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.detection.classify import host_fault
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.generation import RankReport, Unreadable
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cause, Fault, Reforming, Running
+from orchestrator.domain.state import Reforming, Running
 from orchestrator.recovery.settle import settle
 
 from .believing import distrust_unreadable

@@ -22,7 +22,7 @@ from orchestrator.domain.events import DeadlinePassed, EffectDone, Input, Instan
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import DeviceKind
-from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.requests import OpenHost
 from orchestrator.ports import Commit
 
 from .acting import Hands, World

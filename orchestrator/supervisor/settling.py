@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.generation import Settlement
-from orchestrator.domain.job import Reforming
-from orchestrator.domain.protocol import KillRank
+from orchestrator.domain.requests import KillRank
+from orchestrator.domain.state import Reforming
 from orchestrator.domain.status import RESIZES
 from orchestrator.recovery.breaker import rest_s
 from orchestrator.recovery.settle import settle

@@ -12,11 +12,13 @@ from typing import Any
 
 from orchestrator.detection.classify import host_fault
 from orchestrator.domain.cluster import Node, NodeStatus
+from orchestrator.domain.host_events import RankExited, SeatsPrepared
 from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import Running, Spare
+from orchestrator.domain.job import Spare
 from orchestrator.domain.kinds import Kinds, row_of, table
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import PrepareSeats, RankExited, SeatsPrepared
+from orchestrator.domain.requests import PrepareSeats
+from orchestrator.domain.state import Running
 
 from .draft import Draft
 from .forming import open_host
@@ -53,6 +55,16 @@ def reserved(draft: Draft, nodes: Mapping[NodeId, Node], devices: frozenset[Devi
     largest = sorted(node for node, number in here.items() if number == most)
     kept = set(largest[len(largest) - count :]) if 0 < count < len(here) else set()
     return frozenset(device for device in devices if device.node in kept)
+
+
+def stand_ins(draft: Draft, plan: Plan) -> frozenset[Device]:
+    """Devices that stand by for nodes of the plan that drain: one spare for each, those that are ready alone."""
+    record = draft.record
+    draining = draft.draining
+    leaving = [node for node in plan.nodes if node in draining]
+    away = draining | record.unreachable
+    ready = [spare for node, spare in sorted(record.spares.items()) if spare.is_ready and node not in away]
+    return frozenset(device for spare in ready[: len(leaving)] for device in spare.devices)
 
 
 def spare_prepared(draft: Draft, node: NodeId, said: SeatsPrepared) -> bool:

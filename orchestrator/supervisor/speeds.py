@@ -10,8 +10,8 @@ from orchestrator.detection.straggler import KEPT
 from orchestrator.domain.balance import StageTime
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Reforming, Running
 from orchestrator.domain.plan import Plan
+from orchestrator.domain.state import Reforming, Running
 
 from .draft import Draft
 

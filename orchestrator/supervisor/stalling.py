@@ -28,11 +28,14 @@ from orchestrator.detection.waitfor import (
     diagnose,
     fingerprint,
 )
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.faults import Verdict
+from orchestrator.domain.host_events import RanksSeen, RanksStalled
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank
-from orchestrator.domain.job import Cause, Failed, Fault, Looking, Running
-from orchestrator.domain.protocol import KillRank, LookAround, RanksSeen, RanksStalled
+from orchestrator.domain.job import Looking
+from orchestrator.domain.requests import KillRank, LookAround
 from orchestrator.domain.sight import RankSight
+from orchestrator.domain.state import Failed, Running
 
 from .draft import Draft
 from .faulting import fault_seen

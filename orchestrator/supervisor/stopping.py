@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.ids import NodeId, Step
-from orchestrator.domain.job import PLANNING, Cancelled, Failed, Outcome, Paused, Queued, Stopping, Succeeded
-from orchestrator.domain.protocol import CloseHost
+from orchestrator.domain.requests import CloseHost
+from orchestrator.domain.state import PLANNING, Cancelled, Failed, Outcome, Paused, Queued, Stopping, Succeeded
 
 from .draft import Draft
 

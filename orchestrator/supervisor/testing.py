@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from orchestrator.domain.host_events import SelfTested
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Queued, Reforming, Running, Starting
-from orchestrator.domain.protocol import SelfTest, SelfTested
 from orchestrator.domain.quarantine import Standing
+from orchestrator.domain.requests import SelfTest
+from orchestrator.domain.state import Queued, Reforming, Running, Starting
 
 from .draft import Draft
 from .forming import open_host

@@ -9,7 +9,8 @@ They are instants of the wall clock, which outlive supervisors. It refuses to kn
 
 from __future__ import annotations
 
-from orchestrator.domain.job import Failed, Pause, Paused, Probing, Queued, Reforming, Running, Starting, Stopping
+from orchestrator.domain.job import Pause
+from orchestrator.domain.state import Failed, Paused, Probing, Queued, Reforming, Running, Starting, Stopping
 from orchestrator.jobs.arbitration import Wait
 
 from .draft import Draft

@@ -7,9 +7,10 @@ from statistics import median
 
 from orchestrator.domain.events import StepRecord
 from orchestrator.domain.generation import Answer, Evaluation
+from orchestrator.domain.host_events import RankFinished, StepsPassed
 from orchestrator.domain.ids import Generation
-from orchestrator.domain.job import Incident, Reforming, Running, Starting, Succeeded
-from orchestrator.domain.protocol import RankFinished, StepsPassed
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.state import Reforming, Running, Starting, Succeeded
 
 from .believing import first_step_passed
 from .charging import without

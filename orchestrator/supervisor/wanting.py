@@ -9,9 +9,9 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import PlanChosen
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import PLANNING, Failed, Queued, Reforming, Running
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rungs import Rung
+from orchestrator.domain.state import PLANNING, Failed, Queued, Reforming, Running
 from orchestrator.jobs.arbitration import Allotment
 from orchestrator.planner.strength import replaced
 from orchestrator.recovery.balance import GAIN
@@ -22,7 +22,7 @@ from .forming import begin_forming, open_host
 from .joining import advance_join, drop_join
 from .laddering import nothing_fits, planned
 from .moving import cannot_move, why_move
-from .sparing import reserved
+from .sparing import reserved, stand_ins
 from .speeds import about, slow_nodes, stage_times
 from .stopping import stop
 
@@ -95,7 +95,8 @@ def _learn(draft: Draft, result: Plan | Infeasible) -> None:
 def _warm_up_to(draft: Draft, plan: Plan, why: str) -> None:
     """Train on while the hosts of another plan start; the next generation begins when they are warm."""
     assert isinstance(draft.state, Running)
-    draft.set(target=plan)
+    idle = {node: spare for node, spare in draft.record.spares.items() if node not in plan.nodes}
+    draft.set(target=plan, spares=idle)
     kind = "growing" if plan.world_size > draft.state.plan.world_size else "moving"
     draft.say(kind, f"{why}: {plan.describe()} next; its hosts are warmed while training goes on")
     for node in plan.nodes:
@@ -143,8 +144,10 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node], allotment: Allotmen
             # whatever were planned from the rest would be no larger.
             waits = record.join is not None or draft.ward.awaits_tests or draft.awaits_nodes or _is_silent(plan, nodes)
             waits = waits or (must and record.target is not None) or record.pause is not None
-            leaving = frozenset(device for device in trusted if device.node in draft.draining)
-            options = [] if waits else [trusted - draft.spare_devices - leaving]
+            draining = draft.draining
+            leaving = frozenset(device for device in trusted if device.node in draining)
+            kept = draft.spare_devices - stand_ins(draft, plan)
+            options = [] if waits else [trusted - kept - leaving]
         case Reforming(forming=None):
             options = [draft.warm_devices(trusted), trusted]  # what is warm takes a blink, what is not takes seconds
             if draft.incident and draft.incident.rung is Rung.REPLAN_ALL:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from orchestrator.domain.host_events import SelfTested
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId
-from orchestrator.domain.protocol import SelfTested
 from orchestrator.domain.quarantine import Quarantine, Standing
 from orchestrator.recovery.quarantine import is_forgotten, struck, tested
 

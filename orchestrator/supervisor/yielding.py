@@ -9,9 +9,10 @@ Who yields what is the arbiter's (jobs/arbitration.py). It refuses to know for w
 
 from __future__ import annotations
 
-from orchestrator.domain.job import Pause, Paused, Queued, Reforming, Running
-from orchestrator.domain.protocol import CloseHost, KillRank
+from orchestrator.domain.job import Pause
 from orchestrator.domain.queue import WaitReason
+from orchestrator.domain.requests import CloseHost, KillRank
+from orchestrator.domain.state import Paused, Queued, Reforming, Running
 from orchestrator.jobs.arbitration import Allotment
 
 from .draft import Draft

@@ -16,18 +16,9 @@ from orchestrator.adapters.local_nodes import LocalNodes, NodeSpec
 from orchestrator.adapters.ray_cluster import RayCluster
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import NotFound, StaleTerm
+from orchestrator.domain.host_events import Envelope, HostOpened, RankExited, SeatsPrepared
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Term
-from orchestrator.domain.protocol import (
-    CloseHost,
-    Envelope,
-    HostOpened,
-    HostRequest,
-    KillRank,
-    OpenHost,
-    PrepareSeats,
-    RankExited,
-    SeatsPrepared,
-)
+from orchestrator.domain.requests import CloseHost, HostRequest, KillRank, OpenHost, PrepareSeats
 from orchestrator.domain.spec import DataSpec
 from orchestrator.ports import Cluster, HostGone, HostUnreachable, NodeProvider
 from tests.tiny_model import a_spec

@@ -26,11 +26,12 @@ from orchestrator.domain.errors import Conflict, NotFound, Outdated, Refused, St
 from orchestrator.domain.events import CancelRequested, HistoryEntry, JobSubmitted, ResizeRequested, StepRecord
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step, Term
-from orchestrator.domain.job import JobRecord, Probing, Queued, Succeeded
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine, Standing
 from orchestrator.domain.queue import Project, Waiting, WaitReason
 from orchestrator.domain.size import Size
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
+from orchestrator.domain.state import Probing, Queued, Succeeded
 from orchestrator.ports import Commit, Desk, Gap, Sort, StateStore
 from tests.admitted import ADMISSIONS
 

@@ -18,8 +18,9 @@ import torch
 
 from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Generation, JobId, Step
+from orchestrator.domain.origin import FromMemory, Restore
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import FormGeneration, FromMemory, Restore
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.spec import JobSpec
 from tests.integration.rank_processes import Child, tell
 from worker.checkpoint.handover import NoSnapshots

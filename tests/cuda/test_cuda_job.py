@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.domain.ids import JobId, NodeId
-from orchestrator.domain.job import Succeeded
-from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.requests import OpenHost
+from orchestrator.domain.state import Succeeded
 from tests.rig import a_rig
 from worker.keeper import Zygote
 from worker.program import load_program

@@ -13,8 +13,8 @@ import pytest
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.layout import layout, transfers
+from orchestrator.domain.origin import FromMemory, FromSeed
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import FromMemory, FromSeed
 from orchestrator.domain.spec import JobSpec
 from tests.integration.rank_processes import Ranks
 from worker.program import load_program

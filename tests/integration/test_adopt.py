@@ -17,8 +17,8 @@ from api.client import Client
 from api.job_files import job_file
 from deploy.local import NodeSpec, down, up
 from orchestrator.domain.ids import Generation
-from orchestrator.domain.job import Running
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, ParallelSpec
+from orchestrator.domain.state import Running
 from tests.desk import a_plan, first_generation
 from tests.jobs import largest_gap
 from tests.saved import save, state_of

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.domain.events import CancelRequested
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import NodeId, Rank
-from orchestrator.domain.job import Cancelled, Cause, Running
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.spec import ParallelSpec
+from orchestrator.domain.state import Cancelled, Running
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 

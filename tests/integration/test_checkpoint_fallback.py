@@ -13,9 +13,11 @@ import pytest
 
 from orchestrator.adapters import manifest
 from orchestrator.domain.events import CancelRequested
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.job import Cancelled, Cause, JobRecord, Running
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.spec import CheckpointSpec, JobSpec, ParallelSpec
+from orchestrator.domain.state import Cancelled, Running
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 from tests.saved import save, state_of

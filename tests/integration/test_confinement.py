@@ -19,9 +19,10 @@ from orchestrator.adapters import ray_environment
 from orchestrator.adapters.embedded_redis import EmbeddedRedis
 from orchestrator.adapters.secret_folder import SecretFolder
 from orchestrator.domain.events import CancelRequested
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.job import Cancelled, Cause
 from orchestrator.domain.spec import CheckpointSpec, ParallelSpec
+from orchestrator.domain.state import Cancelled
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 from worker.confinement import may_show_views

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.domain.host_events import RankExited, RankFinished, RankReported
 from orchestrator.domain.ids import Device
-from orchestrator.domain.protocol import RankExited, RankFinished, RankReported
 from tests.hosted import DEVICES, NODES, Supervisor, a_job, assert_same_curve, running, supervised
 
 pytestmark = pytest.mark.timeout(120)

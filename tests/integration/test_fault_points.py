@@ -11,10 +11,10 @@ import pytest
 from orchestrator.domain.events import CancelRequested
 from orchestrator.domain.faults import IN_THE_NEXT_PROCESS, POINTS, FaultKind, FaultRequested, Verdict
 from orchestrator.domain.ids import Device, Step
-from orchestrator.domain.job import Cancelled, Running, Succeeded
 from orchestrator.domain.layout import partners
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.spec import CheckpointSpec, EvaluationSpec, JobSpec
+from orchestrator.domain.state import Cancelled, Running, Succeeded
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 from worker.reference import run

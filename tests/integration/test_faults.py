@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.domain.events import CancelRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
-from orchestrator.domain.job import Cancelled, JobRecord, Running
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.state import Cancelled, Running
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 

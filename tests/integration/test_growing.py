@@ -17,8 +17,9 @@ from orchestrator.adapters.local_hosts import LocalHosts
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.errors import NotFound
 from orchestrator.domain.events import CancelRequested
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cause, JobRecord
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.spec import JobSpec, ParallelSpec
 from tests.jobs import a_job
 from tests.rig import JOB, Rig

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Cause, Succeeded
 from orchestrator.domain.spec import ParallelSpec
+from orchestrator.domain.state import Succeeded
 from tests.jobs import a_job, largest_gap
 from tests.rig import a_rig
 

@@ -14,20 +14,10 @@ import psutil
 import pytest
 
 from orchestrator.domain.errors import EverstepError, StaleTerm
+from orchestrator.domain.host_events import HostFailed, RankExited, RankFinished, RankReady, RankReported, SeatsPrepared
 from orchestrator.domain.ids import Device, EffectId, Generation, Term
-from orchestrator.domain.protocol import (
-    CloseGeneration,
-    CloseHost,
-    FromSeed,
-    HostFailed,
-    KillRank,
-    PrepareSeats,
-    RankExited,
-    RankFinished,
-    RankReady,
-    RankReported,
-    SeatsPrepared,
-)
+from orchestrator.domain.origin import FromSeed
+from orchestrator.domain.requests import CloseGeneration, CloseHost, KillRank, PrepareSeats
 from tests.hosted import DEVICES, NODES, a_job, assert_same_curve, is_running, running, supervised
 from worker.host import Host
 

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.domain.generation import Answer
+from orchestrator.domain.host_events import JoinerAt, JoinFailed
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
 from orchestrator.domain.layout import Move, buckets, layout
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.profile import Line, Profile
-from orchestrator.domain.protocol import BeginJoin, JoinerAt, JoinFailed
+from orchestrator.domain.requests import BeginJoin
 from orchestrator.domain.spec import TrainSpec
 from worker.feeding import Feeder
 from worker.joining import Joining

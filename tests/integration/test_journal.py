@@ -14,8 +14,9 @@ from orchestrator.adapters import manifest
 from orchestrator.domain.checkpoint import FIRST_EVERY, CheckpointRef
 from orchestrator.domain.events import CancelRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.job import Cancelled, JobRecord, Running, Succeeded
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.spec import CheckpointSpec, JobSpec, ParallelSpec
+from orchestrator.domain.state import Cancelled, Running, Succeeded
 from tests.jobs import ENDLESS, a_job
 from tests.rig import JOB, Rig, a_rig
 from worker.checkpoint.verify import verify

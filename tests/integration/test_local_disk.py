@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.domain.events import CancelRequested, CheckpointNow
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.job import Cancelled, Running
 from orchestrator.domain.spec import CheckpointSpec, ParallelSpec
+from orchestrator.domain.state import Cancelled, Running
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 from worker.checkpoint.verify import verify

@@ -12,9 +12,10 @@ import pytest
 from orchestrator.domain.cluster import NodeStatus
 from orchestrator.domain.events import CancelRequested, CordonRequested, PauseRequested, ResizeRequested, ResumeRequested
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cancelled, JobRecord, Paused, Running
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.size import Size
 from orchestrator.domain.spec import ParallelSpec
+from orchestrator.domain.state import Cancelled, Paused, Running
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 

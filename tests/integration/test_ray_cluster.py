@@ -28,8 +28,9 @@ from orchestrator.adapters.ray_cluster import RayCluster
 from orchestrator.adapters.ray_environment import CLUSTER_MARK, NODE_MARK, pin_resource
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import NotFound, StaleTerm
+from orchestrator.domain.host_events import HostFailed, HostOpened, SeatsPrepared
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Term
-from orchestrator.domain.protocol import CloseHost, HostFailed, HostOpened, OpenHost, PrepareSeats, SeatsPrepared
+from orchestrator.domain.requests import CloseHost, OpenHost, PrepareSeats
 from orchestrator.domain.spec import DataSpec
 from orchestrator.ports import HostGone, HostUnreachable
 from tests.tiny_model import a_spec

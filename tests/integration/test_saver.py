@@ -17,16 +17,10 @@ import pytest
 
 from orchestrator.adapters import manifest
 from orchestrator.domain.faults import FaultKind, FaultRequested
+from orchestrator.domain.host_events import CopiesSeen, RankExited, RankFinished, ShardNotSaved, ShardSaved
 from orchestrator.domain.ids import Device, Generation, Step
-from orchestrator.domain.protocol import (
-    CopiesSeen,
-    FromSeed,
-    InjectFault,
-    RankExited,
-    RankFinished,
-    ShardNotSaved,
-    ShardSaved,
-)
+from orchestrator.domain.origin import FromSeed
+from orchestrator.domain.requests import InjectFault
 from orchestrator.domain.spec import CheckpointSpec, JobSpec
 from tests.hosted import DEVICES, NODES, Supervisor, a_job, is_running, running, supervised
 from worker.checkpoint import dispatch, saver

@@ -18,10 +18,11 @@ from orchestrator.adapters.memory import MemoryStore
 from orchestrator.domain.events import CancelRequested
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Term
-from orchestrator.domain.job import Cancelled, JobRecord, Running
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.layout import partners
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.spec import JobSpec
+from orchestrator.domain.state import Cancelled, Running
 from orchestrator.ports import Commit
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, Rig, a_rig

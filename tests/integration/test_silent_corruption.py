@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.domain.events import CancelRequested
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.job import Cancelled, Cause
 from orchestrator.domain.quarantine import Standing
 from orchestrator.domain.spec import CheckpointSpec, ParallelSpec
+from orchestrator.domain.state import Cancelled
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.domain.events import CancelRequested
-from orchestrator.domain.job import Cancelled, Running
 from orchestrator.domain.rungs import Rung
 from orchestrator.domain.spec import CheckpointSpec, ParallelSpec
+from orchestrator.domain.state import Cancelled, Running
 from tests.jobs import a_job, largest_gap
 from tests.rig import JOB, a_rig
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.domain.events import CancelRequested
-from orchestrator.domain.job import Cancelled, Cause, Failed
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.spec import ParallelSpec
+from orchestrator.domain.state import Cancelled, Failed
 from tests.jobs import ENDLESS, a_job, largest_gap
 from tests.rig import JOB, a_rig
 

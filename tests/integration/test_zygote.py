@@ -19,7 +19,7 @@ import pytest
 
 from orchestrator.domain import codec
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId
-from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.requests import OpenHost
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, TrainSpec
 from worker.keeper import Zygote
 from worker.program import load_program
@@ -135,7 +135,8 @@ HOST_ALONE = """
     from pathlib import Path
     from orchestrator.domain import codec
     from orchestrator.domain.ids import Device, EffectId, Generation, Term
-    from orchestrator.domain.protocol import OpenHost, PrepareSeats, SeatsPrepared
+    from orchestrator.domain.host_events import SeatsPrepared
+    from orchestrator.domain.requests import OpenHost, PrepareSeats
     from worker.host import Host
 
     assert "torch" not in sys.modules and "ray" not in sys.modules

@@ -20,8 +20,9 @@ import pytest
 import torch
 
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
+from orchestrator.domain.origin import FromSeed
 from orchestrator.domain.plan import Pipeline, Plan, Stage
-from orchestrator.domain.protocol import FormGeneration, FromSeed
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, TrainSpec
 from worker.checkpoint.handover import NoSnapshots
 from worker.data.sources import load

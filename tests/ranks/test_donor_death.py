@@ -22,9 +22,10 @@ from test_trainer import PROGRAM, SPEC, TP2_PP2_DP2, a_plan
 from orchestrator.domain.generation import Answer, RankReport
 from orchestrator.domain.ids import Device, Generation, JobId, Step
 from orchestrator.domain.layout import partners
+from orchestrator.domain.origin import FromMemory, FromSeed
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Interval
-from orchestrator.domain.protocol import FormGeneration, FromMemory, FromSeed
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.recovery.restore import RestorePlan, choose_restore
 from orchestrator.recovery.settle import settle
 from worker.checkpoint.handover import NoSnapshots

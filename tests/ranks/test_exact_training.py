@@ -16,8 +16,8 @@ from orchestrator.adapters import manifest
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, Step
+from orchestrator.domain.origin import FromCheckpoint, FromSeed, Restore
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import FromCheckpoint, FromSeed, Restore
 from orchestrator.domain.spec import CheckpointSpec, EvaluationSpec, JobSpec
 from worker.reference import run
 

@@ -12,9 +12,11 @@ import torch
 
 from orchestrator.adapters import manifest
 from orchestrator.domain.generation import Answer, Disagrees, NotFinite, RankReport
+from orchestrator.domain.host_events import ShardSaved
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Rank, Step
+from orchestrator.domain.origin import FromCheckpoint, FromSeed, Restore
 from orchestrator.domain.plan import Pipeline, Plan, Stage
-from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromSeed, Restore, ShardSaved
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, JobSpec, RecoverySpec, TrainSpec
 from tests.direct import Direct
 from tests.integration.rank_processes import Child, run_all

@@ -12,9 +12,9 @@ from test_trainer import PROGRAM, SPEC, TP2_PP2_DP2, a_plan, assert_mirrors_equa
 from orchestrator.adapters import manifest
 from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.layout import layout
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed, Read
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Profile
-from orchestrator.domain.protocol import FromCheckpoint, FromMemory, FromSeed, Read
 from orchestrator.domain.spec import CheckpointSpec
 from orchestrator.recovery.restore import choose_restore
 from orchestrator.recovery.settle import settle

@@ -20,10 +20,12 @@ import torch
 
 from orchestrator.adapters import manifest
 from orchestrator.domain.generation import Answer, Held, RankReport
+from orchestrator.domain.host_events import ShardSaved
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.layout import layout, partners, transfers
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed, Restore
 from orchestrator.domain.plan import Pipeline, Plan, Stage
-from orchestrator.domain.protocol import FormGeneration, FromCheckpoint, FromMemory, FromSeed, Restore, ShardSaved
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.spec import CheckpointSpec, DataSpec, EvaluationSpec, JobSpec, TrainSpec
 from tests.direct import Direct
 from worker.data.sources import load

@@ -23,19 +23,10 @@ from orchestrator.domain.events import (
     CancelRequested,
     CheckpointNow,
 )
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
-from orchestrator.domain.job import (
-    Cancelled,
-    Cause,
-    Closing,
-    Failed,
-    Fault,
-    Incident,
-    Queued,
-    Reforming,
-    Running,
-    Succeeded,
-)
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.state import Cancelled, Closing, Failed, Queued, Reforming, Running, Succeeded
 from tests.desk import NOW, a_plan, first_generation
 from tests.keys import guarded
 from tests.served import JOB, Served, running

@@ -15,7 +15,7 @@ from api.live import MAX_PAGES, PAGE, SHOWN_JOBS
 from orchestrator.adapters.redis_desk import MAX_DECODED
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.ids import Generation, NodeId
-from orchestrator.domain.job import Running, Succeeded
+from orchestrator.domain.state import Running, Succeeded
 from tests.desk import NOW, PlayedDesk, a_plan, first_generation
 from tests.served import JOB, Served, eventually, running, serve
 

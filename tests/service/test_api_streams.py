@@ -13,10 +13,7 @@ import pytest
 
 from api.client import ApiError, Client, EventView, GapView, StepView
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import (
-    Failed,
-    Succeeded,
-)
+from orchestrator.domain.state import Failed, Succeeded
 from tests.desk import NOW, PlayedDesk
 from tests.served import JOB, Served, eventually, running, serve
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from api.client import ApiError, AsyncClient, AsyncJob, Client, Job, StillRunning, Unreachable
-from orchestrator.domain.job import Succeeded
+from orchestrator.domain.state import Succeeded
 from tests.desk import NOW
 from tests.served import JOB, Served, running, serve
 

@@ -15,7 +15,7 @@ from orchestrator.adapters import manifest
 from orchestrator.adapters.starting_point import Found
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.ids import Generation, NodeId, Step
-from orchestrator.domain.job import Failed, Running
+from orchestrator.domain.state import Failed, Running
 from tests.builders import a_device, a_plan
 from tests.desk import NOW
 from tests.saved import gradient_of, save, save_entry, state_of, updated

@@ -31,9 +31,9 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
-from orchestrator.domain.job import Cancelled, Failed, Running, Succeeded
 from orchestrator.domain.quarantine import Quarantine, Standing
 from orchestrator.domain.size import Size
+from orchestrator.domain.state import Cancelled, Failed, Running, Succeeded
 from tests.desk import NOW, a_plan, first_generation
 from tests.served import Served, eventually, serve
 

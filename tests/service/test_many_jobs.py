@@ -18,8 +18,8 @@ from orchestrator.domain.events import (
     ResumeRequested,
 )
 from orchestrator.domain.ids import JobId
-from orchestrator.domain.job import Cancelled, Paused
 from orchestrator.domain.size import Size
+from orchestrator.domain.state import Cancelled, Paused
 from tests.desk import NOW, a_spec
 from tests.served import Served
 

@@ -24,8 +24,10 @@ from api.redaction import redacted, redacted_text
 from api.schemas import load_job_file
 from api.tokens import mint
 from orchestrator.domain.cluster import Node
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import Cause, Fault, Incident, Succeeded
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.state import Succeeded
 from tests.desk import NOW
 from tests.served import JOB, Served, running, serve
 

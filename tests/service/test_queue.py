@@ -13,9 +13,9 @@ from api.cli.main import app
 from api.client import ApiError, Client
 from orchestrator.domain.events import PriorityRequested, QuotaRequested, ResizeRequested
 from orchestrator.domain.ids import JobId
-from orchestrator.domain.job import Queued
 from orchestrator.domain.queue import Project, Turn, Waiting, WaitReason
 from orchestrator.domain.size import Size
+from orchestrator.domain.state import Queued
 from tests.desk import NOW, a_spec
 from tests.served import JOB, Served, running
 

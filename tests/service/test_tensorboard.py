@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from api.cli.main import app
 from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.job import Succeeded
+from orchestrator.domain.state import Succeeded
 from tests.desk import NOW
 from tests.served import JOB, Served, running
 

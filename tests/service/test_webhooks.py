@@ -41,7 +41,8 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import Unavailable
 from orchestrator.domain.events import HistoryEntry
 from orchestrator.domain.ids import JobId, NodeId, Term
-from orchestrator.domain.job import Failed, JobRecord, Queued, Succeeded
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.state import Failed, Queued, Succeeded
 from orchestrator.domain.status import status_of
 from orchestrator.notify.addresses import Reach
 from orchestrator.notify.retrying import Patience

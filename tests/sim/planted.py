@@ -15,7 +15,7 @@ from orchestrator.domain.events import Contact
 from orchestrator.domain.faults import FaultRequested
 from orchestrator.domain.generation import Settlement
 from orchestrator.domain.ids import Generation
-from orchestrator.domain.job import Reforming
+from orchestrator.domain.state import Reforming
 from orchestrator.recovery.restore import cold_restore
 from orchestrator.sim.run import Verdict
 from orchestrator.sim.store import SimStore
@@ -116,10 +116,10 @@ def uses_a_generation_again(patch: Patch) -> None:
 def commits_under_an_old_term(patch: Patch) -> None:
     commit = SimStore.commit
 
-    def unfenced(self: SimStore, term: Any, what: Any) -> None:
+    def unfenced(self: SimStore, term: Any, what: Any) -> bool:
         newest, self.term = self.term, term
         try:
-            commit(self, term, what)
+            return commit(self, term, what)
         finally:
             self.term = newest
 

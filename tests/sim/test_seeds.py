@@ -18,6 +18,14 @@ def test_seed(seed: int) -> None:
     assert outcome.verdict is Verdict.PASSED, f"{told}\n{outcome.verdict}: {outcome.message}\nreplay: {replay(seed, None)}"
 
 
+@pytest.mark.parametrize("seed", [1278, 302660])
+def test_a_seed_that_once_failed(seed: int) -> None:
+    """1278: a rank raised, that was recorded, its supervisor died, and the next one was told of the same end again.
+
+    302660: the only rank of a job hangs, and of the newcomers that hold all it had one cannot say so in time."""
+    assert run(seed).verdict is Verdict.PASSED
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_supervisor_may_die_at_every_point_of_a_recovery(seed: int) -> None:
     points = 0

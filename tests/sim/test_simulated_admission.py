@@ -8,8 +8,9 @@ import pytest
 
 from orchestrator.domain.admission import Admittance
 from orchestrator.domain.ids import JobId, NodeId
-from orchestrator.domain.job import JobRecord, Running
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.spec import ParallelSpec
+from orchestrator.domain.state import Running
 from orchestrator.recovery import admission
 from orchestrator.sim.memory import Violation
 from orchestrator.sim.run import Verdict, run

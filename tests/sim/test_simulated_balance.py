@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.detection import straggler
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.ids import Device, JobId, NodeId
-from orchestrator.domain.job import Cause, JobRecord
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.spec import ParallelSpec
 from orchestrator.sim.memory import Violation

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from orchestrator.domain.ids import JobId, NodeId
-from orchestrator.domain.job import Running
 from orchestrator.domain.spec import ParallelSpec
+from orchestrator.domain.state import Running
 from orchestrator.sim.host import SimHost
 from orchestrator.sim.scenario import scenario
 from orchestrator.sim.supervisor import SimSupervisor

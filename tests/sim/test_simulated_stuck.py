@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import JobRecord, Reforming, Running, Succeeded
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.spec import ParallelSpec
+from orchestrator.domain.state import Reforming, Running, Succeeded
 from orchestrator.sim.scenario import scenario
 from orchestrator.sim.supervisor import SimSupervisor
 from orchestrator.sim.world import World

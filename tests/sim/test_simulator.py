@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from orchestrator.domain.effects import Effect
-from orchestrator.domain.job import Reforming
 from orchestrator.domain.profile import Interval
+from orchestrator.domain.state import Reforming
 from orchestrator.recovery import breaker
 from orchestrator.sim.__main__ import main, replay
 from orchestrator.sim.clock import Clock

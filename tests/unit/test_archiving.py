@@ -15,7 +15,8 @@ from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.errors import Unavailable
 from orchestrator.domain.ids import JobId, Term
-from orchestrator.domain.job import Cancelled, JobRecord
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.state import Cancelled
 from orchestrator.ports import Commit
 from orchestrator.supervisor import run
 from orchestrator.supervisor.acting import World

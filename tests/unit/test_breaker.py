@@ -10,9 +10,12 @@ import pytest
 from orchestrator.detection.classify import exit_fault
 from orchestrator.domain import codec
 from orchestrator.domain.events import DeadlinePassed
+from orchestrator.domain.failure import Cause, Failure, Fault
+from orchestrator.domain.host_events import HostFailed, RankExited
 from orchestrator.domain.ids import Generation, NodeId, Rank, Step
-from orchestrator.domain.job import Cause, Failed, Failure, Fault, JobRecord, Reforming, Running, Stopping
-from orchestrator.domain.protocol import FormGeneration, HostFailed, RankExited
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.requests import FormGeneration
+from orchestrator.domain.state import Failed, Reforming, Running, Stopping
 from orchestrator.recovery.breaker import MAX_REST_S, REST_S, TRIES, rest_s
 from orchestrator.supervisor.deadlines import deadlines
 from orchestrator.supervisor.kernel import State

@@ -14,10 +14,13 @@ from api.cli import render
 from api.cli.follow import Watch, sparkline
 from api.views import EventView, JobView, StepView
 from orchestrator.domain.copying import Copying
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
-from orchestrator.domain.job import Cause, Failed, Fault, Incident, JobRecord, Running
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
+from orchestrator.domain.state import Failed, Running
 
 NOW = 1_790_000_000.0
 A, B = (Device(NodeId(name), 0) for name in ("node-a", "node-b"))

@@ -20,26 +20,17 @@ from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.effects import Effect, Sabotage
 from orchestrator.domain.events import CheckpointNow, HistoryEntry, HostHeard, Input, StepRecord
+from orchestrator.domain.failure import Failure
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected
 from orchestrator.domain.generation import RankReport, Settlement
+from orchestrator.domain.host_events import Envelope, FaultCarriedOut, HostEvent, JoinerAt, JoinFailed
 from orchestrator.domain.ids import Device, JobId, NodeId
-from orchestrator.domain.job import Failure, JobRecord, JobState, Join, Probing, Succeeded
-from orchestrator.domain.protocol import (
-    BeginJoin,
-    EndJoin,
-    Envelope,
-    FaultCarriedOut,
-    HostEvent,
-    HostRequest,
-    InjectFault,
-    JoinerAt,
-    JoinFailed,
-    Restore,
-    SaveSoon,
-    StopAfter,
-)
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.origin import Restore
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
+from orchestrator.domain.requests import BeginJoin, EndJoin, HostRequest, InjectFault, SaveSoon, StopAfter
+from orchestrator.domain.state import JobState, Join, Probing, Succeeded
 from tests import (
     admitted,
     balanced,

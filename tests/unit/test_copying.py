@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from orchestrator.domain.copying import Copying
+from orchestrator.domain.host_events import CopiesSeen, HostOpened
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
-from orchestrator.domain.protocol import CopiesSeen, HostOpened
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import Bench, a_spec
 from tests.checkpoints import PROFILE, Saves

@@ -12,9 +12,9 @@ from test_layout import elements, every_element, plans, profiles
 from orchestrator.domain.generation import Arrived, Held, RankReport
 from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.layout import layout, transfers
+from orchestrator.domain.origin import FromMemory
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import Interval, Profile, joined
-from orchestrator.domain.protocol import FromMemory
 from orchestrator.recovery.restore import RestorePlan, choose_restore
 from orchestrator.recovery.settle import settle
 from worker.state.relayout import messages

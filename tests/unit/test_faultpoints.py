@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from orchestrator.domain.faults import POINTS, FaultKind, FaultRequested
+from orchestrator.domain.host_events import FaultCarriedOut
 from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.protocol import FaultCarriedOut
 from worker import faultpoints
 from worker.faultpoints import faultpoint
 from worker.faults import ENVIRONMENT, Faults, InjectedError

@@ -11,7 +11,7 @@ from orchestrator.domain.cluster import NodeStatus
 from orchestrator.domain.effects import CheckNode
 from orchestrator.domain.events import InstantCame, NodeChecked, ReleaseRequested
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Running
+from orchestrator.domain.state import Running
 from orchestrator.recovery import admission
 from orchestrator.recovery.admission import ASK_AGAIN_S, FLAPS, MAX_UNANSWERED, PAROLE_S, SLOW_X
 from orchestrator.supervisor.deadlines import instants

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from orchestrator.domain.effects import CallHost
 from orchestrator.domain.events import CheckpointFailed, CheckpointNow, DeadlinePassed
+from orchestrator.domain.host_events import ShardNotSaved
 from orchestrator.domain.ids import Step
-from orchestrator.domain.protocol import SaveSoon, ShardNotSaved
+from orchestrator.domain.requests import SaveSoon
 from orchestrator.supervisor.asked import MAX_TRIES
 from orchestrator.supervisor.deadlines import MAX_SAVE_AGAIN_S, SAVE_AGAIN_S, deadlines
 from tests.builders import JOB, Bench, a_report, a_spec

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from orchestrator.domain.balance import Remedy
+from orchestrator.domain.failure import Cause
+from orchestrator.domain.host_events import StepsPassed
 from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import Cause, Reforming, Running
-from orchestrator.domain.protocol import StepsPassed
+from orchestrator.domain.state import Reforming, Running
 from orchestrator.recovery.balance import HORIZON_S, MAX_CHANGES, Offer, choose, recent
 from tests.builders import Bench, a_report, a_spec, an_answer
 

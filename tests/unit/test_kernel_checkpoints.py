@@ -9,11 +9,13 @@ import pytest
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, PruneCheckpoints
 from orchestrator.domain.events import CheckpointCommitted, CheckpointsPruned, EffectDone
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.generation import Unreadable
+from orchestrator.domain.host_events import RankReady, StepsPassed
 from orchestrator.domain.ids import Generation, NodeId, Step
-from orchestrator.domain.job import Cause, Failed, Reforming, Running, Stopping
-from orchestrator.domain.protocol import FromCheckpoint, FromMemory, FromSeed, RankReady, StepsPassed
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed
 from orchestrator.domain.spec import CheckpointSpec
+from orchestrator.domain.state import Failed, Reforming, Running, Stopping
 from orchestrator.recovery.canary import difference
 from orchestrator.recovery.retention import kept
 from orchestrator.supervisor.keeping import LEARNED_S, REFUSED_S

@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.domain.events import CancelRequested, HostClosed, JobSubmitted, ProgramProbed, ReleaseRequested
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.generation import Disagrees, Finding, NotFinite
+from orchestrator.domain.host_events import SelfTested
 from orchestrator.domain.ids import Device, JobId, Rank, Step
-from orchestrator.domain.job import Cause, Failed, Queued, Reforming, Running, Stopping
 from orchestrator.domain.layout import partners
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import CloseHost, FromCheckpoint, FromMemory, FromSeed, OpenHost, SelfTest, SelfTested
 from orchestrator.domain.quarantine import Standing
+from orchestrator.domain.requests import CloseHost, OpenHost, SelfTest
+from orchestrator.domain.state import Failed, Queued, Reforming, Running, Stopping
 from orchestrator.recovery.quarantine import REMEMBERED_S
 from tests.builders import JOB, Bench, a_profile, a_report, a_spec
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.generation import RankReport
+from orchestrator.domain.host_events import RankEnding, RankExited
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.job import Cause, Failed, Reforming, Running, Stopping
-from orchestrator.domain.protocol import CloseGeneration, RankEnding, RankExited
+from orchestrator.domain.requests import CloseGeneration
+from orchestrator.domain.state import Failed, Reforming, Running, Stopping
 from tests.builders import Bench, a_report, a_spec
 
 

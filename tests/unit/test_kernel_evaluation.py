@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from orchestrator.domain.events import HistoryEntry
 from orchestrator.domain.generation import Evaluation
+from orchestrator.domain.host_events import RankFinished, StepsPassed
 from orchestrator.domain.ids import Generation, Step
-from orchestrator.domain.job import Running, Stopping
-from orchestrator.domain.protocol import RankFinished, StepsPassed
 from orchestrator.domain.spec import CheckpointSpec, EvaluationSpec
+from orchestrator.domain.state import Running, Stopping
 from tests.builders import Bench, a_spec, an_answer
 
 SPEC = replace(

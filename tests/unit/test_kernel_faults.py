@@ -8,12 +8,13 @@ import pytest
 
 from orchestrator.domain.effects import Effect, KillNode, Sabotage, StrikeNode
 from orchestrator.domain.events import NodeStruck
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.faults import FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.generation import NotFinite
+from orchestrator.domain.host_events import FaultCarriedOut
 from orchestrator.domain.ids import Device, JobId, NodeId, Step
-from orchestrator.domain.job import Cause
 from orchestrator.domain.layout import partners
-from orchestrator.domain.protocol import FaultCarriedOut, InjectFault
+from orchestrator.domain.requests import InjectFault
 from orchestrator.supervisor.faulting import MAX_INJECTED, QUIET_S, QUIET_STEPS
 from tests.builders import JOB, Bench, a_report
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.events import DeadlinePassed
+from orchestrator.domain.failure import Cause
+from orchestrator.domain.host_events import HostOpened
 from orchestrator.domain.ids import Generation, NodeId
-from orchestrator.domain.job import Cause, Running
 from orchestrator.domain.layout import layout
-from orchestrator.domain.protocol import (
-    FromMemory,
-    HostOpened,
-    OpenHost,
-    PrepareSeats,
-    StopAfter,
-)
+from orchestrator.domain.origin import FromMemory
+from orchestrator.domain.requests import OpenHost, PrepareSeats, StopAfter
+from orchestrator.domain.state import Running
 from orchestrator.domain.status import aside_of
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import JOB, Bench, a_device, a_profile, a_report, a_spec

@@ -5,22 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.events import DeadlinePassed
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.generation import Arrived, RankReport
+from orchestrator.domain.host_events import HostOpened, JoinFailed
 from orchestrator.domain.ids import Device, NodeId, Step
-from orchestrator.domain.job import Cause, Reforming, Running
 from orchestrator.domain.layout import layout
+from orchestrator.domain.origin import FromMemory
 from orchestrator.domain.profile import joined
-from orchestrator.domain.protocol import (
-    BeginJoin,
-    CloseGeneration,
-    EndJoin,
-    FromMemory,
-    HostOpened,
-    JoinFailed,
-    KillRank,
-    PrepareSeats,
-    StopAfter,
-)
+from orchestrator.domain.requests import BeginJoin, CloseGeneration, EndJoin, KillRank, PrepareSeats, StopAfter
+from orchestrator.domain.state import Reforming, Running
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import JOB, Bench, a_profile, a_report, a_spec
 

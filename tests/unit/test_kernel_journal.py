@@ -10,10 +10,12 @@ from orchestrator.domain.checkpoint import CheckpointRef, Pacing, ShardRef
 from orchestrator.domain.effects import CallHost, CommitCheckpoint, NoteCheckpoint, PruneCheckpoints
 from orchestrator.domain.events import CheckpointCommitted, CheckpointFailed, EffectDone
 from orchestrator.domain.generation import Unreadable
+from orchestrator.domain.host_events import ShardNotSaved, ShardSaved
 from orchestrator.domain.ids import Generation, NodeId, Step
-from orchestrator.domain.job import Reforming, Running
-from orchestrator.domain.protocol import FromCheckpoint, SaveSoon, SetPacing, ShardNotSaved, ShardSaved
+from orchestrator.domain.origin import FromCheckpoint
+from orchestrator.domain.requests import SaveSoon, SetPacing
 from orchestrator.domain.spec import CheckpointSpec
+from orchestrator.domain.state import Reforming, Running
 from orchestrator.recovery.retention import kept
 from orchestrator.supervisor.keeping import AGAIN, BEHIND
 from tests.builders import JOB, Bench, a_report, a_spec, an_answer

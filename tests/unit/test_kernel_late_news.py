@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from orchestrator.domain.effects import CallHost
 from orchestrator.domain.events import PlanChosen
+from orchestrator.domain.host_events import HostOpened, RankExited
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Running
-from orchestrator.domain.protocol import (
-    HostOpened,
-    RankExited,
-)
+from orchestrator.domain.state import Running
 from orchestrator.planner.choose import choose
 from tests.builders import JOB, Bench, a_report
 from tests.recovering import N0, N3, holding, reforming, restoring, trained

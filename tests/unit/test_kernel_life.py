@@ -24,12 +24,16 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.generation import Unreadable
+from orchestrator.domain.host_events import HostFailed, RankReady, ShardNotSaved
 from orchestrator.domain.ids import EffectId, Generation, JobId, NodeId, Step
-from orchestrator.domain.job import (
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.origin import FromCheckpoint, FromSeed
+from orchestrator.domain.plan import Infeasible
+from orchestrator.domain.requests import CloseHost, FormGeneration, InjectFault, OpenHost, PrepareSeats
+from orchestrator.domain.state import (
     TERMINAL,
     Cancelled,
     Failed,
-    JobRecord,
     Probing,
     Queued,
     Reforming,
@@ -37,19 +41,6 @@ from orchestrator.domain.job import (
     Starting,
     Stopping,
     Succeeded,
-)
-from orchestrator.domain.plan import Infeasible
-from orchestrator.domain.protocol import (
-    CloseHost,
-    FormGeneration,
-    FromCheckpoint,
-    FromSeed,
-    HostFailed,
-    InjectFault,
-    OpenHost,
-    PrepareSeats,
-    RankReady,
-    ShardNotSaved,
 )
 from orchestrator.planner.choose import choose
 from orchestrator.supervisor.deadlines import deadlines

@@ -8,10 +8,13 @@ import pytest
 
 from orchestrator.domain.effects import KillNode
 from orchestrator.domain.events import CordonRequested, HostClosed, InstantCame, ResizeRequested, UncordonRequested
+from orchestrator.domain.failure import Cause
+from orchestrator.domain.host_events import HostOpened
 from orchestrator.domain.ids import NodeId
-from orchestrator.domain.job import Cause, Queued, Reforming, Running
-from orchestrator.domain.protocol import CloseHost, FromMemory, HostOpened, SaveSoon, StopAfter
+from orchestrator.domain.origin import FromMemory
+from orchestrator.domain.requests import CloseHost, SaveSoon, StopAfter
 from orchestrator.domain.size import Size
+from orchestrator.domain.state import Queued, Reforming, Running
 from orchestrator.supervisor.deadlines import instants
 from tests.builders import JOB, Bench, a_report, a_spec
 

@@ -10,9 +10,12 @@ from orchestrator.domain.events import (
     PauseRequested,
     ResumeRequested,
 )
+from orchestrator.domain.failure import Cause
+from orchestrator.domain.host_events import HostFailed, RankFinished
 from orchestrator.domain.ids import Step
-from orchestrator.domain.job import Cancelled, Cause, JobStatus, Paused, Queued, Reforming, Running, Starting, Stopping
-from orchestrator.domain.protocol import CloseHost, FromCheckpoint, HostFailed, RankFinished, SaveSoon
+from orchestrator.domain.origin import FromCheckpoint
+from orchestrator.domain.requests import CloseHost, SaveSoon
+from orchestrator.domain.state import Cancelled, JobStatus, Paused, Queued, Reforming, Running, Starting, Stopping
 from orchestrator.domain.status import aside_of, status_of
 from tests.builders import JOB, Bench, a_spec
 from tests.recovering import holding, trained

@@ -19,11 +19,13 @@ from orchestrator.domain.events import (
     QuotaRequested,
     ResumeRequested,
 )
+from orchestrator.domain.host_events import RankFinished
 from orchestrator.domain.ids import Generation, JobId, Step
-from orchestrator.domain.job import Failed, JobRecord, JobStatus, Paused, Queued, Reforming, Running, Starting
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.plan import Infeasible
-from orchestrator.domain.protocol import CloseHost, KillRank, RankFinished, SaveSoon
 from orchestrator.domain.queue import Waiting, WaitReason
+from orchestrator.domain.requests import CloseHost, KillRank, SaveSoon
+from orchestrator.domain.state import Failed, JobStatus, Paused, Queued, Reforming, Running, Starting
 from orchestrator.domain.status import aside_of, status_of
 from orchestrator.planner.choose import choose
 from orchestrator.supervisor.deadlines import deadlines, instants

@@ -9,20 +9,14 @@ import pytest
 from orchestrator.domain.cluster import NodeStatus
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import DeadlinePassed, HostClosed
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.generation import RankReport
+from orchestrator.domain.host_events import HostFailed
 from orchestrator.domain.ids import Device
-from orchestrator.domain.job import Cause, Running, Stopping
 from orchestrator.domain.layout import partners
-from orchestrator.domain.protocol import (
-    CloseGeneration,
-    CloseHost,
-    FormGeneration,
-    FromCheckpoint,
-    FromMemory,
-    FromSeed,
-    HostFailed,
-    OpenHost,
-)
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed
+from orchestrator.domain.requests import CloseGeneration, CloseHost, FormGeneration, OpenHost
+from orchestrator.domain.state import Running, Stopping
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import JOB, Bench, a_device, a_report, a_spec, an_answer
 from tests.recovering import N0, N1, N2, N3, holding, reforming, restoring, trained, waiting_to_apply

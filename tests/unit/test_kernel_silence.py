@@ -6,16 +6,13 @@ from dataclasses import replace
 
 from orchestrator.domain.effects import CallHost
 from orchestrator.domain.events import DeadlinePassed, HostClosed
+from orchestrator.domain.failure import Cause
+from orchestrator.domain.host_events import HostOpened
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.job import Cause, Running
 from orchestrator.domain.layout import partners
-from orchestrator.domain.protocol import (
-    CloseHost,
-    FormGeneration,
-    FromMemory,
-    HostOpened,
-    KillRank,
-)
+from orchestrator.domain.origin import FromMemory
+from orchestrator.domain.requests import CloseHost, FormGeneration, KillRank
+from orchestrator.domain.state import Running
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import JOB, Bench, a_report, a_spec
 from tests.recovering import N0, N1, N2, N3, Report, holding, reforming, trained

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from orchestrator.domain.effects import ChoosePlan
-from orchestrator.domain.events import CancelRequested, DeadlinePassed, HostClosed
+from orchestrator.domain.events import CancelRequested, CordonRequested, DeadlinePassed, HostClosed
+from orchestrator.domain.host_events import HostOpened, RankExited
 from orchestrator.domain.ids import Device, JobId, NodeId
-from orchestrator.domain.job import Cancelled, Reforming, Running, Starting
-from orchestrator.domain.protocol import (
-    CloseGeneration,
-    CloseHost,
-    FormGeneration,
-    FromMemory,
-    HostOpened,
-    OpenHost,
-    PrepareSeats,
-    RankExited,
-)
+from orchestrator.domain.origin import FromMemory
+from orchestrator.domain.requests import CloseGeneration, CloseHost, FormGeneration, OpenHost, PrepareSeats
 from orchestrator.domain.rungs import Rung
 from orchestrator.domain.spec import JobSpec
+from orchestrator.domain.state import Cancelled, Reforming, Running, Starting
 from orchestrator.supervisor.arbitrating import claimed as taken_by
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import JOB, Bench, a_report, a_spec
@@ -165,6 +158,26 @@ def test_a_lost_spare_disturbs_nobody_and_is_replaced() -> None:
     bench.host_gone(N4).lose_node(N4)
     assert isinstance(bench.state, Running) and set(bench.record.spares) == {N5} and not bench.record.incidents
     assert "spare_lost" in bench.said_to_people()
+
+
+def test_a_spare_takes_the_place_of_a_node_that_drains_while_training_goes_on() -> None:
+    bench = standing_by()
+    before = set(bench.plan.nodes)
+    bench.tell(CordonRequested(node=N1, drain=True)).planned()
+    assert isinstance(bench.state, Running) and bench.record.join is not None
+    assert set(bench.record.join.plan.nodes) == before - {N1} | {N4}
+    assert not bench.record.spares, "it has a seat in the next plan"
+
+
+def test_no_more_spares_are_taken_than_nodes_drain_and_none_that_is_not_ready() -> None:
+    spec = a_spec(tp=2, pp=2, micro_batches=16, spares=1)
+    bench = standing_by(spec=spec)
+    assert bench.plan.world_size == 8
+    bench.tell(CordonRequested(node=N4, drain=True)).planned()
+    assert bench.record.target is None, "a spare that drains itself is in nobody's way"
+    bench = claimed(spec=spec)
+    bench.tell(CordonRequested(node=N1, drain=True)).planned()
+    assert bench.record.join is not None and not {N1, N4} & set(bench.record.join.plan.nodes)
 
 
 def test_a_rank_that_dies_standing_by_is_forked_again_and_not_for_ever() -> None:

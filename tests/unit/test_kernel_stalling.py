@@ -6,19 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from orchestrator.domain.events import DeadlinePassed, HostClosed, ReleaseRequested
+from orchestrator.domain.failure import Cause
+from orchestrator.domain.host_events import RankExited, RanksSeen, RanksStalled
 from orchestrator.domain.ids import Device, NodeId, Rank, Step
-from orchestrator.domain.job import Cause, Failed, Reforming, Running, Stopping
-from orchestrator.domain.protocol import (
-    CloseGeneration,
-    CloseHost,
-    FormGeneration,
-    KillRank,
-    LookAround,
-    RankExited,
-    RanksSeen,
-    RanksStalled,
-)
+from orchestrator.domain.requests import CloseGeneration, CloseHost, FormGeneration, KillRank, LookAround
 from orchestrator.domain.sight import Phase, RankSight, Traffic
+from orchestrator.domain.state import Failed, Reforming, Running, Stopping
 from orchestrator.supervisor.deadlines import BAR_S, LOOK_S, MAX_BAR_S, deadlines
 from orchestrator.supervisor.stalling import FORGOTTEN_S, LOOK_AGAIN_S, MAX_BAD_ENDS, SILENT_STEPS, SILENT_STILL_S
 from tests.builders import JOB, Bench, a_report, a_spec

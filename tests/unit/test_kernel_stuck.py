@@ -14,8 +14,9 @@ from orchestrator.domain.events import (
     ProgramProbed,
 )
 from orchestrator.domain.ids import JobId
-from orchestrator.domain.job import Failed, JobRecord, Paused, Queued, Reforming, Running, Starting, Stopping
-from orchestrator.domain.protocol import CloseHost
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.requests import CloseHost
+from orchestrator.domain.state import Failed, Paused, Queued, Reforming, Running, Starting, Stopping
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import JOB, Bench, a_profile, a_spec
 from tests.recovering import holding

@@ -13,7 +13,7 @@ from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId
 from orchestrator.domain.kinds import GIB, KINDS, DeviceKind, speed_of, table
 from orchestrator.domain.plan import Plan
-from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.requests import OpenHost
 from orchestrator.domain.rows import LEAST, MOST, PRODUCT_SHARE, corrected, words
 from orchestrator.planner.choose import choose
 from orchestrator.planner.rebalance import room_of

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
-from orchestrator.domain.job import Cause, Fault, Incident
+from orchestrator.domain.incident import Incident
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rungs import Option, Rung
 from orchestrator.recovery.ladder import HORIZON_S, OPEN_S, Situation, options, substitute

@@ -8,8 +8,9 @@ import socket
 import pytest
 
 from orchestrator.domain.generation import Answer
+from orchestrator.domain.host_events import RankReady
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
-from orchestrator.domain.protocol import CloseGeneration, RankReady
+from orchestrator.domain.requests import CloseGeneration
 from worker.mail import Channel, Passed, Raised, order_frame, passed_frame, read_order, read_said, said_frame
 
 DEVICE = Device(NodeId("n0"), 0)

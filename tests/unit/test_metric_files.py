@@ -21,8 +21,11 @@ from api.metrics import Metrics
 from deploy import metrics as supervisor
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.ids import Generation, JobId, NodeId, Step
-from orchestrator.domain.job import Cause, Fault, Incident, JobRecord, Running, Succeeded
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.state import Running, Succeeded
 from tests.desk import NOW as AT
 from tests.desk import PlayedDesk, a_plan, a_spec, first_generation
 

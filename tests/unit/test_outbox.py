@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 
 from orchestrator.domain.generation import Answer, RankReport
+from orchestrator.domain.host_events import Envelope, HostOpened, RankExited, RankFinished, StepsPassed
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
-from orchestrator.domain.protocol import Envelope, HostOpened, RankExited, RankFinished, StepsPassed
 from worker.outbox import MAX_ANSWERS, Outbox
 
 DEVICE = Device(NodeId("n0"), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -84,6 +85,27 @@ def test_too_few_devices_says_how_many_and_what_would_help() -> None:
 def test_what_no_cluster_could_run_is_refused_for_ever(spec: JobSpec, why: str) -> None:
     found = refused(ask([8] * 8, spec))
     assert found.forever and why in found.reason
+
+
+@pytest.mark.parametrize(
+    ("spec", "most", "would"),
+    [
+        (
+            a_spec(tp=2, micro_batches=8, min_devices=5),
+            5,
+            "5 to 5 devices, and with 8 micro-batches .*; 4 or 6 would be",
+        ),
+        (
+            a_spec(tp=1, pp=2, micro_batches=4, min_devices=5),
+            0,
+            "5 devices or more, .* 4 micro-batches .*; 4 would be",
+        ),
+    ],
+)
+def test_sizes_that_no_plan_has_are_said_with_those_nearby(spec: JobSpec, most: int, would: str) -> None:
+    spec = replace(spec, parallel=replace(spec.parallel, max_devices=most))
+    found = refused(ask([4, 4, 4], spec))
+    assert re.search(would, found.reason) and "change min_devices or max_devices" in found.reason and not found.forever
 
 
 def test_every_pipeline_gets_at_least_as_many_ids_as_it_has_stages() -> None:

@@ -10,8 +10,8 @@ from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer, Settlement
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
 from orchestrator.domain.layout import layout
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed
 from orchestrator.domain.profile import joined
-from orchestrator.domain.protocol import FromCheckpoint, FromMemory, FromSeed
 from orchestrator.recovery.restore import RestorePlan, choose_restore, cold_restore
 from tests.builders import a_device, a_plan, a_profile, an_answer
 

@@ -17,8 +17,8 @@ from api.schemas import load_job_file
 from deploy import secret_files
 from orchestrator.adapters.secret_folder import SecretFolder
 from orchestrator.domain.errors import Refused
+from orchestrator.domain.host_events import HostFailed, RankExited
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.protocol import HostFailed, RankExited
 from orchestrator.domain.secrecy import Veil
 from tests.desk import a_spec
 from tests.samples import DEAD

@@ -6,14 +6,14 @@ from typing import get_args
 
 import pytest
 
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.ids import Device, Generation, NodeId
-from orchestrator.domain.job import (
+from orchestrator.domain.plan import Pipeline, Plan, Stage
+from orchestrator.domain.state import (
     TERMINAL,
     Cancelled,
-    Cause,
     Closing,
     Failed,
-    Fault,
     Forming,
     JobState,
     JobStatus,
@@ -26,7 +26,6 @@ from orchestrator.domain.job import (
     Stopping,
     Succeeded,
 )
-from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.status import TERMINAL_STATUSES, reason_of, status_of
 
 PLAN = Plan(pipelines=(Pipeline(stages=(Stage(first=0, last=4, devices=(Device(NodeId("n"), 0),)),), micro_batches=(0,)),))

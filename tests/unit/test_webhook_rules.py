@@ -16,9 +16,12 @@ from orchestrator.domain.admission import Admission, Admittance
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import Refused
 from orchestrator.domain.events import HistoryEntry
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.hooks import Attempt, Delivery, Fate, Hook, Occasion, Standing
 from orchestrator.domain.ids import Generation, JobId, NodeId
-from orchestrator.domain.job import Cause, Fault, Incident, JobRecord, Succeeded
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.state import Succeeded
 from orchestrator.notify import choosing, retrying, signing
 from orchestrator.notify.addresses import Reach, is_allowed, target_of
 from orchestrator.notify.retrying import Patience

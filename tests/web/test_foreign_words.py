@@ -13,8 +13,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from orchestrator.domain.cluster import Node
+from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.ids import Device, Generation, NodeId, Step
-from orchestrator.domain.job import Cause, Failed, Fault, Incident, Queued
+from orchestrator.domain.incident import Incident
+from orchestrator.domain.state import Failed, Queued
 from tests.desk import NOW, a_plan, a_spec, first_generation
 from tests.served import JOB, Served, running, serve
 

@@ -26,8 +26,9 @@ from typing import Any
 
 from orchestrator.domain import codec
 from orchestrator.domain.checkpoint import ShardRef
+from orchestrator.domain.host_events import HostEvent, ShardNotSaved, ShardSaved
 from orchestrator.domain.ids import Device, Generation
-from orchestrator.domain.protocol import HostEvent, OpenHost, ShardNotSaved, ShardSaved
+from orchestrator.domain.requests import OpenHost
 
 from ..child import start
 from ..processes import look_at

@@ -28,7 +28,7 @@ from orchestrator.adapters.places import place
 from orchestrator.domain import codec
 from orchestrator.domain.checkpoint import ShardRef
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.protocol import OpenHost
+from orchestrator.domain.requests import OpenHost
 
 from .. import faultpoints
 from ..faultpoints import faultpoint

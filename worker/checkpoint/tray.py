@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from orchestrator.domain.generation import Answer
+from orchestrator.domain.host_events import ShardNotSaved
 from orchestrator.domain.ids import Device, Generation, Step
-from orchestrator.domain.protocol import ShardNotSaved
 
 from ..faultpoints import faultpoint
 from ..mail import HandedOver

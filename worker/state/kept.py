@@ -21,8 +21,9 @@ from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer, Arrived, Unreadable
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.layout import Bucket, buckets, partners
+from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed, Restore
 from orchestrator.domain.profile import Interval, Profile, joined
-from orchestrator.domain.protocol import BeginJoin, FromCheckpoint, FromMemory, FromSeed, Restore
+from orchestrator.domain.requests import BeginJoin
 from orchestrator.domain.spec import JobSpec
 
 from ..checkpoint.reader import LinkCorrupt
