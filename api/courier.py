@@ -129,8 +129,8 @@ class Courier:
     # --- sending ----------------------------------------------------------------------------------------------------------
 
     async def _send_due(self, hooks: dict[str, Hook]) -> None:
-        # More than may fly: those of one slow hook may all be the first of them.
-        for delivery in await self.store.due(self.clock(), 10 * MAX_FLYING):
+        # Those that fly are due until it is written down what became of them, so more are asked for than may fly.
+        for delivery in await self.store.due(self.clock(), 2 * MAX_FLYING + len(hooks), MAX_FLYING_EACH):
             hook, key = hooks.get(delivery.hook), f"{delivery.hook}/{delivery.id}"
             if hook is None or key in self._flying or self._each[hook.id] >= MAX_FLYING_EACH:
                 continue

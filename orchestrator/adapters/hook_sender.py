@@ -30,7 +30,7 @@ async def resolve(host: str, port: int) -> Sequence[Address]:
 
 
 class PinnedSender:
-    """A Sender. resolver, tls: for tests; the names and the certificates that the machine trusts."""
+    """A Sender. resolver, tls: for tests; else the names and the certificates that the machine trusts."""
 
     def __init__(
         self, reach: Reach, *, timeout_s: float = 10.0, resolver: Resolve = resolve, tls: SSLContext | None = None
@@ -50,30 +50,39 @@ class PinnedSender:
             error = refused.message
         except TimeoutError:
             error = f"no answer within {self._timeout_s:g} s"
-        except OSError as failed:
-            error = f"its name cannot be resolved: {failed.strerror or type(failed).__name__}"
-        except httpx2.HTTPError as failed:
+        except (socket.gaierror, UnicodeError) as failed:
+            error = f"its name cannot be resolved: {failed}"
+        except (OSError, httpx2.HTTPError, httpx2.InvalidURL) as failed:
             error = f"no answer: {str(failed)[:200] or type(failed).__name__}"
         return Attempt(at=at, seconds=time.monotonic() - begun, code=code, error=error or _why(code))
 
+    async def _trusted(self) -> SSLContext:
+        """Made once, and beside the loop: reading the authorities' certificates takes a while."""
+        if self._tls is None:
+            self._tls = await asyncio.to_thread(httpx2.create_ssl_context)
+        return self._tls
+
     async def _post(self, target: Target, headers: dict[str, str], body: bytes) -> int:
+        tls = await self._trusted()
         addresses = await self._resolver(target.host, target.port)
         require_allowed(addresses, self._reach)
         for number, address in enumerate(addresses[:MAX_ADDRESSES], start=1):
             try:
-                return await self._post_to(address, target, headers, body)
+                return await self._post_to(address, tls, target, headers, body)
             except httpx2.ConnectError:
                 if number == min(len(addresses), MAX_ADDRESSES):
                     raise
         raise OSError("it has no address")
 
-    async def _post_to(self, address: Address, target: Target, headers: dict[str, str], body: bytes) -> int:
+    async def _post_to(
+        self, address: Address, tls: SSLContext, target: Target, headers: dict[str, str], body: bytes
+    ) -> int:
         host = f"[{address}]" if address.version == 6 else str(address)
         sent = {**headers, "Host": target.authority, "Accept-Encoding": "identity", "Connection": "close"}
         async with (
             httpx2.AsyncClient(
                 trust_env=False,
-                verify=self._tls if self._tls is not None else True,
+                verify=tls,
                 follow_redirects=False,
                 timeout=self._timeout_s,
             ) as client,

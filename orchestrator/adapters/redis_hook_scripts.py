@@ -181,11 +181,14 @@ return {'OK', ''}
 DUE = (
     _KEYS
     + """
--- now, how many
-local found = {}
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', DUE, '-inf', ARGV[1], 'LIMIT', 0, tonumber(ARGV[2]))) do
+-- now, how many, and of each hook: one with many to send hides nobody else's
+local found, taken, most, each = {}, {}, tonumber(ARGV[2]), tonumber(ARGV[3])
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', DUE, '-inf', ARGV[1])) do
+  if #found >= most then break end
   local hook, id = string.match(member, '^([^/]+)/(.+)$')
-  table.insert(found, redis.call('HGET', log_key(hook), id))
+  taken[hook] = (taken[hook] or 0) + 1
+  local delivery = taken[hook] <= each and redis.call('HGET', log_key(hook), id)
+  if delivery then table.insert(found, delivery) end
 end
 return found
 """

@@ -126,9 +126,9 @@ class RedisHooks:
             arguments += _whole(one)
         return status(await self._clients.write(scripts.NOTE, *arguments))[0] == "OK"
 
-    async def due(self, now: float, limit: int) -> tuple[Delivery, ...]:
-        found = await self._clients.run(self._clients.reads, scripts.DUE, repr(now), limit)
-        return tuple(codec.loads(Delivery, data) for data in found if data)
+    async def due(self, now: float, limit: int, each: int) -> tuple[Delivery, ...]:
+        found = await self._clients.run(self._clients.reads, scripts.DUE, repr(now), limit, each)
+        return tuple(codec.loads(Delivery, data) for data in found)
 
     async def tried(self, holder: str, delivery: Delivery, before: Standing, standing: Standing) -> Noted:
         due = "" if delivery.due_at is None else repr(delivery.due_at)

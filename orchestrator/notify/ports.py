@@ -96,8 +96,8 @@ class HookStore(Protocol):
         """All at once: how far each job was read (None: to its end), and what is to be sent. False: not the holder."""
         ...
 
-    async def due(self, now: float, limit: int) -> tuple[Delivery, ...]:
-        """What is to be sent by now, what was due first first."""
+    async def due(self, now: float, limit: int, each: int) -> tuple[Delivery, ...]:
+        """What is to be sent by now, what was due first first; of one hook no more than `each`."""
         ...
 
     async def tried(self, holder: str, delivery: Delivery, before: Standing, standing: Standing) -> Noted:

@@ -22,7 +22,7 @@ from api.app import create_app
 from api.cli.main import app as command
 from api.client import ApiError, AsyncClient
 from api.client.webhooks import received
-from api.courier import Courier
+from api.courier import MAX_FLYING_EACH, Courier
 from api.routes.hooks import Webhooks
 from api.settings import ApiSettings
 from api.tokens import digest, mint
@@ -42,7 +42,7 @@ from orchestrator.domain.errors import Unavailable
 from orchestrator.domain.events import HistoryEntry
 from orchestrator.domain.ids import JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.state import Failed, Queued, Succeeded
+from orchestrator.domain.state import Cancelled, Failed, Queued, Succeeded
 from orchestrator.domain.status import status_of
 from orchestrator.notify.addresses import Reach
 from orchestrator.notify.retrying import Patience
@@ -290,6 +290,29 @@ async def test_what_a_sender_that_lost_its_lease_did_is_not_written_down(at: Ser
     await two.settled()
     (delivery,) = await at.client.deliveries(made.id)
     assert delivery.status == "delivered" and len(delivery.attempts) == 1
+
+
+@serving
+async def test_a_receiver_that_does_not_answer_holds_up_no_other(at: Service) -> None:
+    async with receiving() as slow:
+        slow.gate.clear()
+        stuck = await at.client.create_webhook("slow", slow.url)
+        await at.client.create_webhook("ops", at.told.url, events=["job.cancelled"])
+        courier = at.courier()
+        for number in range(15):
+            await at.job(f"job-{number}")
+        await courier.turn()
+        over = await at.job("job-over")
+        at.now += 1.0
+        await at.happens(replace(over, state=Cancelled(at=2.0)), "ended", "CANCELLED")
+        for _ in range(3):
+            await courier.turn()
+        await at.told.came.wait()
+        assert json.loads(at.told.messages[0].body)["type"] == "job.cancelled" and len(slow.messages) <= MAX_FLYING_EACH
+        slow.gate.set()
+        for _ in range(5):
+            await at.turn(courier)
+        assert {one.status for one in await at.client.deliveries(stuck.id)} == {"delivered"}
 
 
 @serving

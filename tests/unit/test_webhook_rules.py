@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 
 import pytest
 
@@ -288,6 +289,11 @@ def test_a_hook_is_paused_after_failures_in_a_row_and_says_why() -> None:
 def test_a_receiver_that_is_gone_is_asked_no_more() -> None:
     delivery, standing = retrying.tried(DELIVERY, Standing(), replace(BAD, code=410), Patience(), 10.0, 0.5)
     assert delivery.fate is Fate.FAILED and standing.paused_at == 10.0 and "410" in standing.why
+
+
+def test_the_page_for_receivers_names_every_event() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text()
+    assert [one.value for one in Occasion if f"`{one.value}`" not in page] == []
 
 
 def test_events_of_the_cluster_go_with_no_filter_of_jobs() -> None:
