@@ -133,16 +133,20 @@ return 1
 UNREAD = (
     _KEYS
     + """
--- how many jobs, how many new submissions to take in at a time. Costs one look at each job that is not over.
-local made = redis.call('GET', MADE) or '0'
-local new = redis.call('ZRANGEBYSCORE', JOBS, '('..made, '+inf', 'WITHSCORES', 'LIMIT', 0, tonumber(ARGV[2]))
-for i = 1, #new, 2 do
-  redis.call('HSETNX', READ, new[i], '0')
-  redis.call('SET', MADE, new[i + 1])
+-- where in the jobs to go on, how many of them to look at, how many new submissions to take in. A part at a time, so that
+-- nobody else waits for long.
+redis.replicate_commands()  -- before Redis 7, as a scan is followed by writes
+if ARGV[1] == '0' then
+  local made = redis.call('GET', MADE) or '0'
+  local new = redis.call('ZRANGEBYSCORE', JOBS, '('..made, '+inf', 'WITHSCORES', 'LIMIT', 0, tonumber(ARGV[3]))
+  for i = 1, #new, 2 do
+    redis.call('HSETNX', READ, new[i], '0')
+    redis.call('SET', MADE, new[i + 1])
+  end
 end
-local found, all = {}, redis.call('HGETALL', READ)
+local part = redis.call('HSCAN', READ, ARGV[1], 'COUNT', ARGV[2])
+local found, all = {part[1]}, part[2]
 for i = 1, #all, 2 do
-  if #found >= 2 * tonumber(ARGV[1]) then break end
   local last = redis.call('HGET', ids_key(all[i]), 'history')
   if not last then
     redis.call('HDEL', READ, all[i])

@@ -21,6 +21,9 @@ from . import redis_keys as keys
 from .redis_clients import Argument, RedisAddress, RedisClients, status, text, unavailable
 
 NEW_AT_ONCE = 1000
+JOBS_AT_ONCE = 250
+"""Looked at by one script, which nobody else's commands pass."""
+BEGINNING = "0"
 
 
 class RedisHooks:
@@ -28,6 +31,7 @@ class RedisHooks:
         self._clients = RedisClients(address, timeout_s)
         self._kept = kept
         self._looked: tuple[Any, ...] = ()
+        self._cursor = BEGINNING
 
     async def close(self) -> None:
         await self._clients.close()
@@ -101,10 +105,17 @@ class RedisHooks:
             counts: Any = await self._clients.reads.mget([keys.COMMITS, keys.JOBS_MADE, keys.HOOKS_MADE])
         if tuple(counts) == self._looked:
             return ()
-        found = await self._clients.run(self._clients.writes, scripts.UNREAD, limit, NEW_AT_ONCE)
-        self._looked = () if found else tuple(counts)
-        pairs = zip(found[::2], found[1::2], strict=True)
-        return [Unread(job=JobId(text(job)), after=int(after)) for job, after in pairs]
+        is_whole, found = self._cursor == BEGINNING, dict[JobId, int]()
+        while len(found) < limit:
+            asked = (self._cursor, JOBS_AT_ONCE, NEW_AT_ONCE)
+            cursor, *part = await self._clients.run(self._clients.writes, scripts.UNREAD, *asked)
+            found.update((JobId(text(job)), int(after)) for job, after in zip(part[::2], part[1::2], strict=True))
+            # The next look goes on there: jobs that are always first with news hide no others.
+            self._cursor = text(cursor)
+            if self._cursor == BEGINNING:
+                break
+        self._looked = tuple(counts) if is_whole and self._cursor == BEGINNING and not found else ()
+        return [Unread(job=job, after=after) for job, after in found.items()]
 
     async def nodes_seen(self) -> NodesSeen | None:
         with unavailable(self._clients.address):
