@@ -28,9 +28,10 @@ Tell = Callable[..., None]
 
 
 class HostLine:
-    """tell(input, urgent, number): hands an input to the loop; `number` is the host's, acknowledged once recorded."""
+    """term: the supervisor's, which may be raised. tell(input, urgent, number): hands an input to the loop; `number` is the
+    host's, acknowledged once recorded."""
 
-    def __init__(self, *, cluster: Cluster, job: JobId, node: NodeId, term: Term, tell: Tell) -> None:
+    def __init__(self, *, cluster: Cluster, job: JobId, node: NodeId, term: Callable[[], Term], tell: Tell) -> None:
         self._cluster = cluster
         self._job = job
         self._node = node
@@ -80,7 +81,7 @@ class HostLine:
         is_silent = False
         while True:
             try:
-                await self._cluster.call(self._job, self._node, self._term, effect, message)
+                await self._cluster.call(self._job, self._node, self._term(), effect, message)
             except HostGone as error:
                 self._lost(Contact.GONE, str(error))
             except HostUnreachable as error:
@@ -120,7 +121,7 @@ class HostLine:
         is_silent = False
         while True:
             try:
-                envelopes = await self._cluster.poll(self._job, self._node, self._term, after, self._acked, POLL_S)
+                envelopes = await self._cluster.poll(self._job, self._node, self._term(), after, self._acked, POLL_S)
             except HostGone as error:
                 self._opened.clear()
                 self._lost(Contact.GONE, str(error))
@@ -132,7 +133,7 @@ class HostLine:
                 await asyncio.sleep(RETRY_S)
                 continue
             except StaleTerm:
-                log.warning("stale_term", node=self._node, term=self._term)
+                log.warning("stale_term", node=self._node, term=self._term())
                 self._opened.clear()
                 return
             if not is_heard:

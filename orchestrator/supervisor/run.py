@@ -17,18 +17,20 @@ import structlog
 
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.effects import CallHost, Effect
-from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable
+from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable, WentBack
 from orchestrator.domain.events import DeadlinePassed, EffectDone, Input, InstantCame, NodesSeen
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import DeviceKind
 from orchestrator.domain.requests import OpenHost
+from orchestrator.domain.state import TERMINAL
 from orchestrator.ports import Commit
 
 from .acting import Hands, World
 from .deadlines import deadlines, instants
 from .host_line import HostLine
 from .kernel import State, Stepped, step
+from .rewriting import whole
 from .unsaved import LAZY_S, News, Unsaved
 
 LEASE_S = 6.0
@@ -38,6 +40,8 @@ RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
 """A wait that took this much longer than asked for: nobody was running here."""
 POLL_COMMANDS_S = 5.0
+MAX_ENDED = 1000
+"""Jobs that have ended whose records are remembered."""
 RETIRE_S = 60.0
 """How often it is looked for finished jobs that are old enough for the archive."""
 
@@ -74,6 +78,13 @@ class Supervisor:
         """Of jobs, and of the cluster: when they ring, on the monotonic clock."""
         self._hands = Hands(world, lambda one: self._tell(one, urgent=True))
         self._term = Term(0)
+        self._fence = asyncio.Lock()
+        """Held by whoever shows the term to the store, or raises it."""
+        self._commits = 0
+        """That the store has confirmed."""
+        self._cursor = ""
+        self._ended: dict[JobId, JobRecord] = {}
+        """The latest jobs that have, as they were recorded."""
         self._checks = checks
         self._rows = rows
         self._state = State(root=root, checks=checks, rows=rows)
@@ -84,6 +95,7 @@ class Supervisor:
         self._term = await self._acquire()
         log.info("lease_acquired", holder=self._holder, term=self._term)
         loaded = await self._world.store.load()
+        self._commits, self._cursor = loaded.commits, loaded.cursor
         self._state = State(
             jobs=loaded.jobs,
             root=self._root,
@@ -171,16 +183,47 @@ class Supervisor:
     async def _commit(self, commit: Commit) -> None:
         if commit.is_empty:
             return
+        async with self._fence:
+            await self._write(commit)
+
+    async def _write(self, commit: Commit) -> None:
         while True:
             try:
-                await self._world.store.commit(self._term, commit)
+                self._commits = await self._world.store.commit(self._term, commit)
+                self._cursor = commit.cursor or self._cursor
+                self._ended |= {job: record for job, record in commit.jobs.items() if isinstance(record.state, TERMINAL)}
+                while len(self._ended) > MAX_ENDED:
+                    del self._ended[next(iter(self._ended))]
                 return
             except Unavailable as error:
                 # Training goes on meanwhile: nobody below needs an answer to make progress.
                 log.warning("store_unavailable", error=str(error))
                 await asyncio.sleep(RETRY_COMMIT_S)
+            except WentBack as error:
+                commit = await self._all_again(commit, str(error))
             except StaleTerm as error:
                 raise LeaseLost(str(error)) from error
+
+    async def _all_again(self, commit: Commit, why: str) -> Commit:
+        """All that the store has forgotten, with what was to be written, under a term above all that it has forgotten.
+
+        Raises LeaseLost where another supervisor holds the jobs by now.
+        """
+        store = self._world.store
+        while True:
+            try:
+                term = await store.overtake(self._holder, self._term, self._term, self._commits, LEASE_S)
+                if term is None:
+                    raise LeaseLost("another supervisor holds the lease")
+                self._term = term
+                log.warning("store_went_back", error=why, term=term)
+                back = (await store.load()).jobs.keys()
+            except Unavailable as error:
+                log.warning("store_unavailable", error=str(error))
+                await asyncio.sleep(RETRY_COMMIT_S)
+                continue
+            ended = {job: record for job, record in self._ended.items() if job in back}
+            return whole(self._state, ended, commit, self._cursor, self._clock(), why)
 
     def _set_timers(self, stepped: Stepped) -> None:
         for job in stepped.changed:
@@ -209,7 +252,7 @@ class Supervisor:
         """A line to every host a job has asked for; none to others."""
         wanted = {(job, node) for job, record in self._state.jobs.items() for node in record.hosts}
         for key in wanted - set(self._lines):
-            line = HostLine(cluster=self._world.cluster, job=key[0], node=key[1], term=self._term, tell=self._tell)
+            line = HostLine(cluster=self._world.cluster, job=key[0], node=key[1], term=lambda: self._term, tell=self._tell)
             self._lines[key] = line
             line.start(attached=attached and not _opening(self._state.jobs[key[0]], key[1]))
         for key in set(self._lines) - wanted:
@@ -251,13 +294,14 @@ class Supervisor:
         while True:
             await asyncio.sleep(LEASE_S / 3)
             try:
-                kept = await self._world.store.renew(self._holder, self._term, LEASE_S)
+                async with self._fence:
+                    if not await self._world.store.renew(self._holder, self._term, LEASE_S):
+                        # Its term has been replaced; or the store went back, to before that.
+                        why = "it went back: it knew this supervisor's term no more"
+                        await self._write(await self._all_again(Commit(), why))
             except Unavailable as error:
                 # No other supervisor can have taken it through the same store; commits are fenced by the term anyway.
                 log.warning("lease_not_renewed", error=str(error))
-                continue
-            if not kept:
-                raise LeaseLost("another supervisor holds the lease")
 
     async def _read_commands(self, cursor: str) -> None:
         while True:
@@ -277,7 +321,8 @@ class Supervisor:
         """Archive finished jobs once their time has come, their logs with them."""
         while True:
             try:
-                retired = await self._world.store.retire(self._term, self._clock(), self._retention)
+                async with self._fence:
+                    retired = await self._world.store.retire(self._term, self._clock(), self._retention)
             except Unavailable as error:
                 log.warning("jobs_not_archived", error=str(error))
                 retired = Retired()
