@@ -28,14 +28,26 @@ Tell = Callable[..., None]
 
 
 class HostLine:
-    """term: the supervisor's, which may be raised. tell(input, urgent, number): hands an input to the loop; `number` is the
-    host's, acknowledged once recorded."""
+    """term: the supervisor's, which may be raised. refused: is called where the host obeys a later supervisor.
 
-    def __init__(self, *, cluster: Cluster, job: JobId, node: NodeId, term: Callable[[], Term], tell: Tell) -> None:
+    tell(input, urgent, number): hands an input to the loop; `number` is the host's, acknowledged once recorded.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        job: JobId,
+        node: NodeId,
+        term: Callable[[], Term],
+        tell: Tell,
+        refused: Callable[[], None],
+    ) -> None:
         self._cluster = cluster
         self._job = job
         self._node = node
         self._term = term
+        self._refused = refused
         self._tell = tell
         self._requests: asyncio.Queue[tuple[EffectId, HostRequest]] = asyncio.Queue()
         self._acked = 0
@@ -93,6 +105,7 @@ class HostLine:
                     await asyncio.sleep(RETRY_S)
                     continue
             except StaleTerm:
+                self._refused()
                 return
             except EverstepError as error:
                 # Repeating it would be refused again; what was asked for stays undone, and its deadline tells the kernel.
@@ -133,6 +146,7 @@ class HostLine:
                 await asyncio.sleep(RETRY_S)
                 continue
             except StaleTerm:
+                self._refused()
                 log.warning("stale_term", node=self._node, term=self._term())
                 self._opened.clear()
                 return

@@ -7,6 +7,7 @@ out what is still in their outboxes, and polls the same hosts: nothing restarts 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -40,6 +41,8 @@ RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
 """A wait that took this much longer than asked for: nobody was running here."""
 POLL_COMMANDS_S = 5.0
+HEARD_S = 1.5
+"""In which every host that can be reached has answered a poll."""
 MAX_ENDED = 1000
 """Jobs that have ended whose records are remembered."""
 RETIRE_S = 60.0
@@ -82,6 +85,9 @@ class Supervisor:
         """Held by whoever shows the term to the store, or raises it."""
         self._commits = 0
         """That the store has confirmed."""
+        self._renewed_at = 0.0
+        self._replaced = asyncio.Event()
+        """A host obeys a later supervisor."""
         self._cursor = ""
         self._ended: dict[JobId, JobRecord] = {}
         """The latest jobs that have, as they were recorded."""
@@ -93,6 +99,7 @@ class Supervisor:
     async def serve(self) -> None:
         """Runs until cancelled. Raises LeaseLost when it is no longer the one; starting again is the remedy."""
         self._term = await self._acquire()
+        self._renewed_at = time.monotonic()
         log.info("lease_acquired", holder=self._holder, term=self._term)
         loaded = await self._world.store.load()
         self._commits, self._cursor = loaded.commits, loaded.cursor
@@ -207,9 +214,15 @@ class Supervisor:
     async def _all_again(self, commit: Commit, why: str) -> Commit:
         """All that the store has forgotten, with what was to be written, under a term above all that it has forgotten.
 
-        Raises LeaseLost where another supervisor holds the jobs by now.
+        Raises LeaseLost where another supervisor holds the jobs by now, or has: of that such a store may know nothing.
         """
         store = self._world.store
+        if time.monotonic() - self._renewed_at > LEASE_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARD_S):
+                    await self._replaced.wait()
+        if self._replaced.is_set():
+            raise LeaseLost("the store went back, and hosts obey a later supervisor")
         while True:
             try:
                 term = await store.overtake(self._holder, self._term, self._term, self._commits, LEASE_S)
@@ -252,7 +265,14 @@ class Supervisor:
         """A line to every host a job has asked for; none to others."""
         wanted = {(job, node) for job, record in self._state.jobs.items() for node in record.hosts}
         for key in wanted - set(self._lines):
-            line = HostLine(cluster=self._world.cluster, job=key[0], node=key[1], term=lambda: self._term, tell=self._tell)
+            line = HostLine(
+                cluster=self._world.cluster,
+                job=key[0],
+                node=key[1],
+                term=lambda: self._term,
+                tell=self._tell,
+                refused=self._replaced.set,
+            )
             self._lines[key] = line
             line.start(attached=attached and not _opening(self._state.jobs[key[0]], key[1]))
         for key in set(self._lines) - wanted:
@@ -299,6 +319,7 @@ class Supervisor:
                         # Its term has been replaced; or the store went back, to before that.
                         why = "it went back: it knew this supervisor's term no more"
                         await self._write(await self._all_again(Commit(), why))
+                    self._renewed_at = time.monotonic()
             except Unavailable as error:
                 # No other supervisor can have taken it through the same store; commits are fenced by the term anyway.
                 log.warning("lease_not_renewed", error=str(error))

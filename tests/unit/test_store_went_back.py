@@ -18,7 +18,7 @@ from orchestrator.domain.events import CancelRequested, HistoryEntry, PriorityRe
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.spec import JobSpec
 from orchestrator.domain.state import Cancelled
-from orchestrator.ports import Probed
+from orchestrator.ports import Commit, Probed
 from orchestrator.supervisor import run
 from orchestrator.supervisor.acting import World
 from orchestrator.supervisor.run import LeaseLost, Supervisor
@@ -52,6 +52,15 @@ class Store(MemoryStore):
 
 @asynccontextmanager
 async def supervised(tmp_path: Path, store: Store) -> AsyncIterator[asyncio.Task[None]]:
+    serving = asyncio.create_task(a_supervisor(tmp_path, store).serve())
+    try:
+        yield serving
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+def a_supervisor(tmp_path: Path, store: Store) -> Supervisor:
     cluster = LocalHosts(())
     world = World(
         store=store,
@@ -61,12 +70,7 @@ async def supervised(tmp_path: Path, store: Store) -> AsyncIterator[asyncio.Task
         planner=ThreadPlanner(),
         checkpoints=FolderCheckpoints(str(tmp_path)),
     )
-    serving = asyncio.create_task(Supervisor(world=world, root=str(tmp_path), holder="this").serve())
-    try:
-        yield serving
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+    return Supervisor(world=world, root=str(tmp_path), holder="this")
 
 
 async def until(store: Store, job: JobId, type: str) -> HistoryEntry:
@@ -152,5 +156,22 @@ def test_one_that_was_replaced_meanwhile_writes_nothing_and_stops(tmp_path: Path
                     await asyncio.shield(serving)
             assert ended.group_contains(LeaseLost)
             assert await store.get(A) == record and store._term == before
+
+    running(scenario)
+
+
+def test_one_whose_hosts_obey_a_later_supervisor_does_not_take_the_store_for_its_own(tmp_path: Path) -> None:
+    """It slept, was replaced, and woke up in a store that knows of neither."""
+
+    async def scenario(store: Store) -> None:
+        term = await store.acquire("this", 60.0)
+        assert term is not None
+        supervisor = a_supervisor(tmp_path, store)
+        supervisor._term = term
+        supervisor._replaced.set()
+        store._term = type(term)(term - 1)
+        with pytest.raises(LeaseLost, match="later supervisor"):
+            await supervisor._write(Commit(cursor="1"))
+        assert store._term == term - 1 and not store._jobs
 
     running(scenario)
