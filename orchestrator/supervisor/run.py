@@ -228,7 +228,7 @@ class Supervisor:
                 term = await store.overtake(self._holder, self._term, self._term, self._commits, LEASE_S)
                 if term is None:
                     raise LeaseLost("another supervisor holds the lease")
-                self._term = term
+                self._term, self._renewed_at = term, time.monotonic()
                 log.warning("store_went_back", error=why, term=term)
                 back = (await store.load()).jobs.keys()
             except Unavailable as error:
