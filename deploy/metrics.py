@@ -112,8 +112,14 @@ class MeteredStore(StateStore):
     async def retire(self, term: Term, now: float, retention: Retention) -> Retired:
         return await _timed("retire", self._store.retire(term, now, retention))
 
-    async def commit(self, term: Term, commit: Commit) -> None:
-        await _timed("commit", self._store.commit(term, commit))
+    async def overtake(self, holder: str, term: Term, above: Term, commits: int, ttl_s: float) -> Term | None:
+        raised = await _timed("overtake", self._store.overtake(holder, term, above, commits, ttl_s))
+        if raised is not None:
+            EPOCH.set(raised)
+        return raised
+
+    async def commit(self, term: Term, commit: Commit) -> int:
+        commits = await _timed("commit", self._store.commit(term, commit))
         for job, record in commit.jobs.items():
             count(self._known.get(job), record)
             if status_of(record.state) in TERMINAL_STATUSES:
@@ -125,6 +131,7 @@ class MeteredStore(StateStore):
             TOKENS.inc(one.tokens)
             if one.seconds is not None:
                 STEP.observe(one.seconds)
+        return commits
 
     async def commands(self, after: str, wait_s: float) -> Sequence[tuple[str, Command]]:
         # It waits for news; how long says nothing.

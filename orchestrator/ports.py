@@ -62,6 +62,8 @@ class Commit:
 class Loaded:
     jobs: Mapping[JobId, JobRecord]
     cursor: str
+    commits: int = 0
+    """How many the store has ever had, as far as it knows."""
     quarantine: tuple[Quarantine, ...] = ()
     cordons: tuple[Cordon, ...] = ()
     admissions: tuple[Admission, ...] = ()
@@ -83,10 +85,20 @@ class StateStore(Protocol):
         """Every job that is not terminal, and the command cursor."""
         ...
 
-    async def commit(self, term: Term, commit: Commit) -> None:
-        """Raises StaleTerm, and Unavailable when the store cannot be written (nothing was, or it is safe to repeat).
+    async def overtake(self, holder: str, term: Term, above: Term, commits: int, ttl_s: float) -> Term | None:
+        """A new term for who holds `term`, higher than `above` too, in a store that has had `commits` at least from now on.
 
-        A terminal job is never overwritten: such a write is refused whole with Conflict.
+        For a store that has gone back. None, and nothing is changed, where another holds the lease or has had a term above
+        `term`. Raises Unavailable.
+        """
+        ...
+
+    async def commit(self, term: Term, commit: Commit) -> int:
+        """How many commits the store has had with this one.
+
+        Raises StaleTerm, WentBack where the store has forgotten what it had confirmed to this object, and Unavailable when
+        it cannot be written (nothing was, or it is safe to repeat). A terminal job is never overwritten: such a write is
+        refused whole with Conflict.
         """
         ...
 

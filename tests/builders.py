@@ -126,8 +126,10 @@ def a_report(
     held: int | None = 0,
     held_in: int | None = None,
     lost_peer: int | None = None,
+    passed_in: int | None = None,
 ) -> RankReport:
-    """held: the step its memory is whole at, or None; held_in: the generation that gave it its intervals."""
+    """held: the step its memory is whole at, or None; held_in: the generation that gave it its intervals; passed_in: whose
+    vote it saw pass, 0 for none, where that is another one."""
     return RankReport(
         device=device,
         generation=Generation(generation),
@@ -135,6 +137,7 @@ def a_report(
         answer=an_answer(passed) if passed else None,
         held=None if held is None else Held(generation=Generation(held_in or generation), step=Step(held)),
         lost_peer=None if lost_peer is None else Rank(lost_peer),
+        answered_in=Generation(passed_in if passed_in is not None else held_in or generation),
     )
 
 

@@ -146,6 +146,7 @@ REPORT = RankReport(
     lost_peer=Rank(2),
     cause="connection reset by rank 2",
 )
+TOLD_REPORTS: tuple[RankReport, ...] = (replace(REPORT, answered_in=G1), replace(REPORT, answered_in=Generation(0)))
 DEAD = RankReport(device=D2, generation=G1, voted=Step(41), answer=None, held=None)
 CHECKPOINT = CheckpointRef(step=Step(40), generation=G1, path="/state/jobs/j/checkpoints/step-00000040.g1")
 SHARD = ShardRef(device=D1, index="d1.json", sha256="ab" * 32)

@@ -173,21 +173,20 @@ class Trainer:
         held = self._kept.whole
         found = self._found[1] if self._found is not None and self._found[0] == generation else None
         changed = self._copies.changed_since(held) if held is not None and self._copies is not None else None
-        # Nobody could tell an answer of an earlier generation, which may be rolled back, where nothing is held beside it.
-        is_ours = changed is None or (held is not None and held.generation == generation)
         if changed is not None:
             self._kept.forget()  # it must not be taken for whole once nobody remembers that it is not
         return RankReport(
             device=self._me,
             generation=generation,
             voted=self._kept.voted,
-            answer=self._kept.answer if is_ours else None,
+            answer=self._kept.answer,
             held=Held(generation=held.generation, step=held.step) if held is not None and changed is None else None,
             lost_peer=lost_peer,
             cause=cause,
             arrived=self._kept.arrived(),
             stopped=self._feeders.is_stopping,
             found=found or changed,
+            answered_in=self._kept.answered_in,
         )
 
     @contextmanager

@@ -116,7 +116,7 @@ class Stint:
         self.feeders.is_stopping = bool(total[0] > 0)
         if is_evaluated:
             answer = replace(answer, evaluation=self._evaluation(before, float(total[5])))
-        kept.answer, kept.maxima = answer, answer.maxima
+        kept.answer, kept.answered_in, kept.maxima = answer, generation, answer.maxima
         computed_s = self.stage.computed_s()
         progress.computed(computed_s if self.has_stepped else 0.0)
         self.has_stepped = True

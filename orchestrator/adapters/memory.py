@@ -16,7 +16,7 @@ from orchestrator.domain.admission import Admission
 from orchestrator.domain.attic import Retention, Retired, archived, ended_at
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
-from orchestrator.domain.errors import Conflict, NotFound, StaleTerm
+from orchestrator.domain.errors import Conflict, NotFound, StaleTerm, WentBack
 from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import JobRecord
@@ -29,7 +29,7 @@ from orchestrator.ports import Commit, Gap, Loaded, Page, Sort
 
 from .redis_desk import KEY_TTL_S, Item, in_reading_order, job_of, outdated, submission
 from .redis_lists import end_place, number_of, read_end_place
-from .redis_store import HISTORY_CAP, MAX_RETIRED, STEPS_CAP, in_order
+from .redis_store import HISTORY_CAP, MAX_RETIRED, STEPS_CAP, in_order, went_back
 
 Entry = HistoryEntry | StepRecord
 
@@ -67,6 +67,7 @@ class MemoryStore:
         self._queue: tuple[Waiting, ...] = ()
         self._commands: list[tuple[str, Command]] = []
         self._cursor = "0"
+        self._commits = self._confirmed = 0
         self._news = asyncio.Event()
 
     async def close(self) -> None:
@@ -91,20 +92,32 @@ class MemoryStore:
         if term == self._term and self._holder() == holder:
             self._lease = None
 
+    async def overtake(self, holder: str, term: Term, above: Term, commits: int, ttl_s: float) -> Term | None:
+        if self._term > term or self._holder() not in (None, holder):
+            return None
+        self._lease = (holder, self._clock() + ttl_s)
+        self._commits = max(self._commits, commits)
+        self._term = Term(max(term, above) + 1)
+        return self._term
+
     async def load(self) -> Loaded:
+        self._confirmed = self._commits
         jobs = {id: self._jobs[id] for id in self._jobs if id in self._open()}
         return Loaded(
             jobs=jobs,
             cursor=self._cursor,
+            commits=self._commits,
             quarantine=self._quarantine,
             cordons=self._cordons,
             admissions=self._admissions,
             projects=self._projects,
         )
 
-    async def commit(self, term: Term, commit: Commit) -> None:
-        if term != self._term:
+    async def commit(self, term: Term, commit: Commit) -> int:
+        if term < self._term:
             raise StaleTerm(f"term {term} has been replaced by {self._term}; stop, another supervisor writes now")
+        if term > self._term or self._commits < self._confirmed:
+            raise WentBack(went_back(self._commits, self._confirmed))
         for id in commit.jobs:
             if id in self._taken_up and isinstance(self._jobs[id].state, TERMINAL):
                 raise Conflict(f"job {id} is over and may not change; the commit was refused whole")
@@ -130,7 +143,9 @@ class MemoryStore:
             self._queue = commit.queue
         if commit.cursor is not None:
             self._cursor = commit.cursor
+        self._commits = self._confirmed = self._commits + 1
         self._wake()
+        return self._commits
 
     async def retire(self, term: Term, now: float, retention: Retention) -> Retired:
         if term != self._term:

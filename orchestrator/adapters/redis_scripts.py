@@ -64,6 +64,21 @@ return 1
 """
 )
 
+OVERTAKE = (
+    LUA
+    + """
+local holder, term, above, commits, ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local held = redis.call('GET', LEASE)
+local newest = tonumber(redis.call('GET', TERM) or '0')
+if newest > tonumber(term) or (held and held ~= holder) then return 0 end
+redis.call('SET', LEASE, holder, 'PX', ttl_ms)
+if tonumber(redis.call('GET', COMMITS) or '0') < commits then redis.call('SET', COMMITS, ARGV[4]) end
+redis.call('SET', TERM, string.format('%d', math.max(tonumber(term), above)))
+return redis.call('INCR', TERM)
+"""
+)
+"""Above what is known to have been, where the store has forgotten it."""
+
 RELEASE = (
     LUA
     + """
@@ -80,7 +95,8 @@ local open = redis.call('SMEMBERS', JOBS_OPEN)
 local records = {}
 for i, id in ipairs(open) do records[i] = redis.call('GET', job_key(id)) end
 local function kept(key) return redis.call('GET', key) or '' end
-return {redis.call('GET', CURSOR) or '0', records, kept(QUARANTINE), kept(CORDONS), kept(PROJECTS), kept(ADMISSIONS)}
+local cursor, commits = redis.call('GET', CURSOR) or '0', redis.call('GET', COMMITS) or '0'
+return {cursor, commits, records, kept(QUARANTINE), kept(CORDONS), kept(PROJECTS), kept(ADMISSIONS)}
 """
 )
 
@@ -88,16 +104,18 @@ COMMIT = (
     LUA
     + _APPEND
     + """
--- term, sequence, nodes, cursor, number of jobs, (id, when it ended or '', mark, record)...,
+-- term, sequence, commits that were confirmed, nodes, cursor, number of jobs, (id, when it ended or '', mark, record)...,
 -- number of entries, (id, kind, cap, entry)..., quarantine, cordons, projects, queue, admissions
 local term, sequence = ARGV[1], tonumber(ARGV[2])
 local newest = redis.call('GET', TERM) or '0'
-if term ~= newest then return {'STALE', newest} end
+local commits = redis.call('GET', COMMITS) or '0'
+if tonumber(newest) > tonumber(term) then return {'STALE', newest} end
+if term ~= newest or tonumber(commits) < tonumber(ARGV[3]) then return {'BEHIND', commits} end
 local applied = redis.call('GET', APPLIED) or ''
 local applied_term, applied_sequence = string.match(applied, '^(%d+):(%d+)$')
-if applied_term == term and sequence <= tonumber(applied_sequence) then return {'OK', 'repeated'} end
-local at = 6
-local num_jobs = tonumber(ARGV[5])
+if applied_term == term and sequence <= tonumber(applied_sequence) then return {'OK', commits} end
+local at = 7
+local num_jobs = tonumber(ARGV[6])
 for i = 0, num_jobs - 1 do
   local id = ARGV[at + 4 * i]
   if redis.call('SISMEMBER', JOBS_DONE, id) == 1 then return {'CONFLICT', id} end
@@ -129,14 +147,13 @@ if ARGV[at + 1] ~= '' then redis.call('SET', CORDONS, ARGV[at + 1]) end
 if ARGV[at + 2] ~= '' then redis.call('SET', PROJECTS, ARGV[at + 2]) end
 if ARGV[at + 3] ~= '' then redis.call('SET', QUEUE, ARGV[at + 3]) end
 if ARGV[at + 4] ~= '' then redis.call('SET', ADMISSIONS, ARGV[at + 4]) end
-if ARGV[3] ~= '' then redis.call('SET', NODES, ARGV[3]) end
-if ARGV[4] ~= '' then
-  redis.call('SET', CURSOR, ARGV[4])
-  redis.call('XTRIM', COMMANDS, 'MINID', '~', ARGV[4])
+if ARGV[4] ~= '' then redis.call('SET', NODES, ARGV[4]) end
+if ARGV[5] ~= '' then
+  redis.call('SET', CURSOR, ARGV[5])
+  redis.call('XTRIM', COMMANDS, 'MINID', '~', ARGV[5])
 end
 redis.call('SET', APPLIED, term..':'..ARGV[2])
-redis.call('INCR', COMMITS)
-return {'OK', ''}
+return {'OK', tostring(redis.call('INCR', COMMITS))}
 """
 )
 

@@ -16,7 +16,7 @@ from orchestrator.domain import codec
 from orchestrator.domain.admission import Admission
 from orchestrator.domain.attic import Retention, Retired, archived, ended_at
 from orchestrator.domain.cordon import Cordon
-from orchestrator.domain.errors import Conflict, StaleTerm, Unavailable
+from orchestrator.domain.errors import Conflict, StaleTerm, Unavailable, WentBack
 from orchestrator.domain.events import Command, HistoryEntry, StepRecord
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import JobRecord
@@ -48,6 +48,8 @@ class RedisStore:
         self._sequence = 0
         self._attempted = b""
         """Digest of a commit whose outcome is not known."""
+        self._confirmed = 0
+        """Commits that the store was known to have had."""
 
     async def close(self) -> None:
         await self._clients.close()
@@ -64,6 +66,11 @@ class RedisStore:
     async def release(self, holder: str, term: Term) -> None:
         await self._clients.write(scripts.RELEASE, holder, term)
 
+    async def overtake(self, holder: str, term: Term, above: Term, commits: int, ttl_s: float) -> Term | None:
+        async with self._lock:
+            found = await self._clients.write(scripts.OVERTAKE, holder, term, above, commits, int(ttl_s * 1000))
+        return Term(found) if found else None
+
     # --- state ------------------------------------------------------------------------------------------------------------
 
     async def load(self) -> Loaded:
@@ -71,30 +78,36 @@ class RedisStore:
 
         After a commit that ended Unavailable, take a new term first: that fences the old write if it is still on its way.
         """
-        cursor, records, *kept = await self._clients.run(self._clients.reads, scripts.LOAD)
+        cursor, commits, records, *kept = await self._clients.run(self._clients.reads, scripts.LOAD)
         quarantine, cordons, projects, admissions = kept
         jobs = [_record(data) for data in records if data]
         jobs.sort(key=lambda record: (record.created_at, record.id))
+        self._confirmed = int(commits)
         return Loaded(
             jobs={record.id: record for record in jobs},
             cursor=text(cursor),
+            commits=self._confirmed,
             quarantine=decode_quarantine(quarantine),
             cordons=decode_cordons(cordons),
             admissions=decode_admissions(admissions),
             projects=decode_projects(projects),
         )
 
-    async def commit(self, term: Term, commit: Commit) -> None:
+    async def commit(self, term: Term, commit: Commit) -> int:
         arguments = list(self._arguments(commit))
         async with self._lock:
             sequence = self._sequence_of(term, arguments)
-            answer = await self._clients.write(scripts.COMMIT, term, sequence, *arguments)
+            answer = await self._clients.write(scripts.COMMIT, term, sequence, self._confirmed, *arguments)
             self._attempted = b""
-        outcome, detail = status(answer)
+            outcome, detail = status(answer)
+            if outcome == "OK":
+                self._confirmed = int(detail)
+                return self._confirmed
         if outcome == "STALE":
             raise StaleTerm(f"term {term} has been replaced by {detail}; stop, another supervisor writes now")
-        if outcome == "CONFLICT":
-            raise Conflict(f"job {detail} is over and may not change; the commit was refused whole")
+        if outcome == "BEHIND":
+            raise WentBack(went_back(detail, self._confirmed))
+        raise Conflict(f"job {detail} is over and may not change; the commit was refused whole")
 
     async def retire(self, term: Term, now: float, retention: Retention) -> Retired:
         asked = (repr(now - retention.kept_s), retention.kept_jobs, repr(now - retention.archived_s), MAX_RETIRED)
@@ -146,6 +159,10 @@ class RedisStore:
         yield b"" if commit.projects is None else codec.dumps(commit.projects)
         yield b"" if commit.queue is None else codec.dumps(commit.queue)
         yield b"" if commit.admissions is None else codec.dumps(commit.admissions)
+
+
+def went_back(commits: int | str, confirmed: int) -> str:
+    return f"the store knows of {commits} commits and had confirmed {confirmed}: it went back; write again what is known"
 
 
 def in_order(commit: Commit) -> list[HistoryEntry | StepRecord]:

@@ -13,6 +13,10 @@ class StaleTerm(EverstepError):
     """A supervisor that has been replaced tried to write."""
 
 
+class WentBack(StaleTerm):
+    """The store has forgotten what it had confirmed: it was restored from an older copy, or a replica took over."""
+
+
 class StaleGeneration(EverstepError):
     """A message or checkpoint of a closed generation arrived at a writer."""
 

@@ -93,7 +93,8 @@ class RankReport:
     """What one rank of a closed generation says, once. A dead rank's is read from its progress page by its host.
 
     voted: last step it entered the vote for, which means its reduced gradients of that step are complete.
-    answer: of the last vote it saw pass, if any in this process.
+    answer: of the last vote it saw pass, if any in this process, or of the step that a generation of its began with.
+    answered_in: the generation whose vote that was; 0 where it was told so; None: an earlier version does not say.
     held: None when it has nothing whole (never restored, torn, or dead).
     arrived: what a transfer that was cut short had brought, as far as `held` does not have it.
     stopped: it left because it was asked to, between two steps.
@@ -113,6 +114,7 @@ class RankReport:
     stopped: bool = False
     found: Finding | None = None
     stuck: int = 0
+    answered_in: Generation | None = None
 
     @property
     def passed(self) -> Step:

@@ -38,12 +38,14 @@ def settle(
 
 
 def _is_of(report: RankReport, generation: Generation) -> bool:
-    """Whether its answer can be a vote of this generation.
+    """Whether its answer is a vote of this generation.
 
-    Who still holds an earlier generation's state never restored in this one. What it saw pass is settled, and where that
-    was rolled back since, it must not come true again.
+    What passed in an earlier one is settled, and so is what a generation began with: where that was rolled back since, it
+    must not come true again. Who holds nothing may have been told a step by a generation in which it restored nothing.
     """
-    return report.held is None or report.held.generation == generation
+    if report.answered_in is not None:
+        return report.answered_in == generation
+    return report.held is None or report.held.generation == generation  # said by a host of an earlier version
 
 
 def _can_reach(report: RankReport, step: Step, answer: Answer | None) -> bool:

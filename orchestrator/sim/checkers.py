@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from orchestrator.domain.admission import Admittance
+from orchestrator.domain.admission import Admission, Admittance
+from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.events import StepRecord
 from orchestrator.domain.failure import Cause
 from orchestrator.domain.faults import Verdict
-from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
+from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.layout import partners
 from orchestrator.domain.profile import Interval, joined
 from orchestrator.domain.quarantine import Quarantine
-from orchestrator.domain.state import TERMINAL, Reforming, Running, Starting
+from orchestrator.domain.queue import Project
+from orchestrator.domain.state import TERMINAL, Reforming, Running, Starting, Stopping
 from orchestrator.ports import Commit
 
 from .memory import Violation, uncovered
@@ -30,6 +32,23 @@ MAX_ASKED = 10
 """Times that a job may ask which plan there is on the same devices for the same generation; more, and nobody remembers."""
 MAX_REBALANCED = 6
 """Times within an hour that a job may share out its work anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """A backup of the store, or what a replica has got. rolled_back: what was counted until then."""
+
+    jobs: Mapping[JobId, JobRecord]
+    num_commands: int
+    cursor: int
+    term: Term
+    commits: int
+    last: Commit | None
+    quarantine: tuple[Quarantine, ...]
+    cordons: tuple[Cordon, ...]
+    admissions: tuple[Admission, ...]
+    projects: tuple[Project, ...]
+    rolled_back: Mapping[JobId, int]
 
 
 class Checker:
@@ -65,16 +84,29 @@ class Checker:
         newest = self._started.get(job, Generation(0))
         if newest > generation:
             raise Violation(f"{where} after generation {newest} had started")
-        state = self._records[job].state
+        record = self._records.get(job)  # None: a store that went back knows nothing of it
+        state = record.state if record is not None else None
         if isinstance(state, Reforming) and state.closing.settlement and state.closing.generation == generation:
             raise Violation(f"{where} after its settlement")
         self._passed[job, generation] = step
 
     # --- in the store -----------------------------------------------------------------------------------------------------
 
+    def went_back(self, copied: Copied) -> None:
+        """The store has forgotten what it was told since: what was counted in records, settled, and held against nodes.
+
+        What training came to stays: no step comes out otherwise, whoever has forgotten it.
+        """
+        self._records, self.rolled_back = dict(copied.jobs), Counter(copied.rolled_back)
+        self._distrusted.clear()
+        self._quarantine = copied.quarantine
+        self._drained = frozenset(one.node for one in copied.cordons if one.drains)
+        self._admitted = _fit(copied.admissions)
+        self._quotas = {one.name: one.max_devices for one in copied.projects}
+
     def committed(self, before: Mapping[JobId, JobRecord], commit: Commit) -> None:
         if commit.admissions is not None:
-            fit = frozenset(one.node for one in commit.admissions if one.standing is Admittance.ADMITTED)
+            fit = _fit(commit.admissions)
             self._admitted, known = fit, self._admitted | fit
         else:
             known = self._admitted
@@ -82,14 +114,21 @@ class Checker:
         if commit.cordons is not None:
             self._drained = frozenset(one.node for one in commit.cordons if one.drains)
             drained &= self._drained  # one that is lifted in this commit may have been before the job was planned
+        is_rewritten = any(entry.type == "store_went_back" for entry in commit.history)
         for job, record in commit.jobs.items():
             old = before.get(job)
+            if is_rewritten:  # by one that remembers what the store has forgotten
+                self.rolled_back[job] = sum(one.rolled_back for one in record.incidents)
             counted = sum(int(str(e.data["steps"])) for e in commit.history if e.job == job and e.type == "rolled_back")
             if counted:
-                self.rolled_back[job] += counted
+                self.rolled_back[job] += 0 if is_rewritten else counted
                 self._check_rollback(record)
             steps = [one for one in commit.steps if one.job == job]
-            self._check_steps(record, old.committed if old else Step(0), steps, counted)
+            committed = old.committed if old else Step(0)
+            if is_rewritten:
+                # It goes on where it was: the curve's readers miss what the store has forgotten.
+                committed = Step(steps[0].answer.step - 1) if steps else min(committed, record.committed)
+            self._check_steps(record, committed, steps, counted)
             # After the steps: one commit may record some, settle them and close the generation that followed.
             self._check_settlement(record)
             if len(record.outbox) > MAX_OUTBOX:
@@ -194,6 +233,8 @@ class Checker:
     def _check_admitted(self, old: JobRecord | None, record: JobRecord, known: frozenset[NodeId]) -> None:
         """No job gets to a node that has not been checked, or was found unfit; known: fit, or so until this commit."""
         before = old.hosts if old else frozenset()
+        if isinstance(record.state, Stopping):
+            return  # it may have hosts anywhere, of which a store that went back knows nothing: they are only closed
         if found := record.hosts - before - known:
             raise Violation(f"{record.id} gets to {', '.join(sorted(found))}, which was not found fit to be used")
 
@@ -258,6 +299,10 @@ class Checker:
             counted = sum(incident.rolled_back for incident in record.incidents)
             if counted != self.rolled_back[job] and len(record.incidents) < 100:
                 raise Violation(f"{job} shows {counted} steps rolled back where {self.rolled_back[job]} were")
+
+
+def _fit(admissions: Iterable[Admission]) -> frozenset[NodeId]:
+    return frozenset(one.node for one in admissions if one.standing is Admittance.ADMITTED)
 
 
 def _placed(record: JobRecord) -> tuple[Device, ...]:

@@ -59,7 +59,14 @@ class Crews:
         step = held.step if held is not None else Step(0)
         answer = answer_of(step) if held is not None and held.generation == generation and step else None
         report = RankReport(
-            device=device, generation=generation, voted=step, answer=answer, held=held, cause=cause, stopped=stopped
+            device=device,
+            generation=generation,
+            voted=step,
+            answer=answer,
+            held=held,
+            cause=cause,
+            stopped=stopped,
+            answered_in=generation if answer else Generation(0),
         )
         return [RankReported(report=report)]
 

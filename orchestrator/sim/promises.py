@@ -38,6 +38,12 @@ class Promises:
         """When all of a running plan's hosts had fallen silent."""
         self._judged: set[tuple[JobId, int]] = set()
 
+    def went_back(self, term: Term) -> None:
+        """The store has forgotten which terms it had given, how generations were settled and how recoveries went."""
+        self._term = term
+        self._settled.clear()
+        self._judged.clear()
+
     def committed(self, term: Term, before: Mapping[JobId, JobRecord], commit: Commit) -> None:
         if term < self._term:
             raise Violation(f"term {term} commits after term {self._term} has")

@@ -223,7 +223,7 @@ class SimRank:
             return
         self.reported = generation
         arena = self.host.met(generation)
-        changed, is_ours = None, not self.has_changed or self.answered_in == generation
+        changed = None
         if self.has_changed:
             if arena is not None and self.device in arena.form.plan.seat_of:
                 changed = Disagrees(rank=arena.form.plan.seat_of[self.device].rank, about="memory")
@@ -232,7 +232,8 @@ class SimRank:
             device=self.device,
             generation=generation,
             voted=self.voted,
-            answer=self.answer if is_ours else None,
+            answer=self.answer,
+            answered_in=self.answered_in,
             held=self.memory.held if self.memory else None,
             lost_peer=lost_peer,
             cause=cause,
@@ -250,6 +251,7 @@ class SimRank:
             generation=generation,
             voted=self.voted if self.session_of == generation else Step(0),
             answer=self.answer if self.answered_in == generation else None,
+            answered_in=generation,
             held=None,
             cause="dead",
             found=found if isinstance(found := self._found_in(generation), Disagrees) else None,
@@ -272,7 +274,7 @@ class SimRank:
     def settle(self, restore: Restore) -> None:
         """Accept what was recorded as committed."""
         if not isinstance(restore, FromMemory):
-            self.memory, self.answer, self.voted = None, None, Step(0)
+            self.memory, self.answer, self.answered_in, self.voted = None, None, Generation(0), Step(0)
             self.arrived.clear()
             return
         if self.arrived_at != restore.step:
@@ -282,7 +284,7 @@ class SimRank:
         if held and answer and held.step == restore.step - 1 and self.voted == restore.step == answer.step:
             held.step = restore.step
             self.note()
-        self.answer = answer
+        self.answer, self.answered_in = answer, Generation(0)
 
     def whole_at(self, step: Step) -> tuple[Interval, ...]:
         """What of its memory is whole at a step."""

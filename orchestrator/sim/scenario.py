@@ -68,6 +68,8 @@ class Trouble(StrEnum):
     """All nodes of a rack die at once."""
     FAIL_SWITCH = "fail_switch"
     """All nodes of a rack are unplugged, for a while."""
+    REWIND_STORE = "rewind_store"
+    """The store forgets the latest commits: a replica takes over that lacks them, or a backup is restored."""
 
 
 SOMETIMES = (
@@ -77,6 +79,7 @@ SOMETIMES = (
     Trouble.FAIL_STORE,
     Trouble.CUT_POWER,
     Trouble.FAIL_SWITCH,
+    Trouble.REWIND_STORE,
 )
 DRAWN = tuple(trouble for trouble in Trouble if trouble not in SOMETIMES)
 """Those that any seed may have."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from orchestrator.domain import codec
 from orchestrator.domain.admission import Admission
 from orchestrator.domain.cordon import Cordon
-from orchestrator.domain.errors import StaleTerm
-from orchestrator.domain.events import Command
+from orchestrator.domain.errors import StaleTerm, WentBack
+from orchestrator.domain.events import Command, JobSubmitted
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine
@@ -14,20 +14,24 @@ from orchestrator.domain.queue import Project
 from orchestrator.domain.state import TERMINAL
 from orchestrator.ports import Commit
 
-from .checkers import Checker
+from .checkers import Checker, Copied
 from .promises import Promises
 
 
 class SimStore:
     def __init__(self, checker: Checker, promises: Promises) -> None:
         self.jobs: dict[JobId, JobRecord] = {}
-        self.commands: list[Command] = []
+        self.commands: list[Command | None] = []
+        """None: one that was lost with the store before anybody had read it."""
         self.cursor = 0
         self.quarantine: tuple[Quarantine, ...] = ()
         self.cordons: tuple[Cordon, ...] = ()
         self.admissions: tuple[Admission, ...] = ()
         self.projects: tuple[Project, ...] = ()
         self.term = Term(0)
+        self.commits = 0
+        self.is_behind = False
+        """It has gone back, and nobody has written again what it has forgotten."""
         self.open = 0
         """Jobs that have not ended."""
         self._last: Commit | None = None
@@ -38,17 +42,61 @@ class SimStore:
         self.term = Term(self.term + 1)
         return self.term
 
+    def overtake(self, term: Term, commits: int) -> Term | None:
+        if self.term > term:
+            return None
+        self.commits = max(self.commits, commits)
+        self.is_behind = False
+        self.term = Term(term + 1)
+        return self.term
+
+    def copied(self) -> Copied:
+        return Copied(
+            jobs=dict(self.jobs),
+            num_commands=len(self.commands),
+            cursor=self.cursor,
+            term=self.term,
+            commits=self.commits,
+            last=self._last,
+            quarantine=self.quarantine,
+            cordons=self.cordons,
+            admissions=self.admissions,
+            projects=self.projects,
+            rolled_back=dict(self._checker.rolled_back),
+        )
+
+    def restore(self, copied: Copied) -> None:
+        """It is what it was. Who had submitted a job since that is not to be seen submits it again."""
+        self.jobs, self.cursor, self.term, self.commits = dict(copied.jobs), copied.cursor, copied.term, copied.commits
+        self.quarantine, self.cordons = copied.quarantine, copied.cordons
+        self.admissions, self.projects = copied.admissions, copied.projects
+        since = self.commands[copied.num_commands :]
+        again = [one for one in self.commands[copied.cursor :] if isinstance(one, JobSubmitted)]
+        self.commands[copied.num_commands :] = [None] * len(since)
+        self.commands.extend(one for one in again if one in since)
+        self.open = sum(not isinstance(record.state, TERMINAL) for record in self.jobs.values())
+        self._last = copied.last
+        self.is_behind = True
+        self._checker.went_back(copied)
+        self._promises.went_back(copied.term)
+
     def load(self) -> tuple[dict[JobId, JobRecord], int]:
         live = {job: record for job, record in self.jobs.items() if not isinstance(record.state, TERMINAL)}
         return {job: codec.loads(JobRecord, codec.dumps(record)) for job, record in live.items()}, self.cursor
 
-    def commit(self, term: Term, commit: Commit) -> bool:
-        """Whether it was written now: what is repeated because its answer was lost is there already. Raises StaleTerm."""
-        if term != self.term:
+    def commit(self, term: Term, commit: Commit, confirmed: int) -> bool:
+        """Whether it was written now: what is repeated because its answer was lost is there already.
+
+        confirmed: commits of which the supervisor knows. Raises StaleTerm, WentBack.
+        """
+        if term < self.term:
             raise StaleTerm(f"term {term} has been replaced by {self.term}")
+        if term > self.term or self.commits < confirmed:
+            raise WentBack(f"the store knows of {self.commits} commits and had confirmed {confirmed}")
         if commit is self._last:
             return False
         self._last = commit
+        self.commits += 1
         self._promises.committed(term, self.jobs, commit)
         if commit.quarantine is not None:
             self.quarantine = codec.decode(tuple[Quarantine, ...], codec.encode(commit.quarantine))

@@ -23,7 +23,7 @@ from orchestrator.domain.effects import (
     Sabotage,
     StrikeNode,
 )
-from orchestrator.domain.errors import StaleTerm
+from orchestrator.domain.errors import StaleTerm, WentBack
 from orchestrator.domain.events import (
     CheckpointCommitted,
     CheckpointFailed,
@@ -42,10 +42,12 @@ from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.ids import EffectId, JobId, NodeId
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.requests import OpenHost
+from orchestrator.domain.state import TERMINAL
 from orchestrator.planner.choose import choose
 from orchestrator.ports import Commit
 from orchestrator.supervisor.deadlines import deadlines, instants
 from orchestrator.supervisor.kernel import State, Stepped, step
+from orchestrator.supervisor.rewriting import whole
 from orchestrator.supervisor.unsaved import LAZY_S, News, Unsaved
 
 from .clock import Timer
@@ -73,6 +75,8 @@ class SimSupervisor:
         self.asleep_until = 0.0
         self.term = world.store.acquire()
         jobs, self._cursor = world.store.load()
+        self._commits = world.store.commits
+        self._ended: dict[JobId, JobRecord] = {}
         held = {one.device: one for one in world.store.quarantine}
         kept = {one.node: one for one in world.store.cordons}
         fit = {one.node: one for one in world.store.admissions}
@@ -166,9 +170,18 @@ class SimSupervisor:
             return
         fails = world.clock.now < world.store_fails_until and world.rng.random() < FAILS
         try:
-            if (not fails or world.rng.random() < WRITTEN) and world.store.commit(self.term, commit):
+            if (not fails or world.rng.random() < WRITTEN) and world.store.commit(self.term, commit, self._commits):
                 for entry in commit.history:
                     world.note(f"{entry.job} g{entry.generation} s{entry.step} {entry.type}: {entry.message}")
+        except WentBack as error:
+            raised = world.store.overtake(self.term, self._commits)
+            assert raised is not None
+            world.note(f"supervisor of term {self.term} writes again all it knows, with term {raised}")
+            self.term = raised
+            ended = {job: record for job, record in self._ended.items() if job in world.store.load()[0]}
+            commit = whole(self._state, ended, commit, str(self._cursor), world.clock.now, str(error))
+            self._soon(COMMIT_S, again)
+            return
         except StaleTerm:
             self.world.note(f"supervisor of term {self.term} is refused and ends")
             self.crash()
@@ -176,6 +189,8 @@ class SimSupervisor:
         if fails:
             world.clock.after(RETRY_COMMIT_S, again)
             return
+        self._commits = world.store.commits
+        self._ended |= {job: record for job, record in commit.jobs.items() if isinstance(record.state, TERMINAL)}
         if self.dies_after_commit:
             self.world.note(f"supervisor of term {self.term} dies before it acts")
             self.crash()
@@ -337,6 +352,7 @@ class SimSupervisor:
             return
         for command in self.world.store.commands[self._cursor :]:
             self._cursor += 1
-            self._news.append(News(command, cursor=str(self._cursor)))
-            self._wake(URGENT_S)
+            if command is not None:
+                self._news.append(News(command, cursor=str(self._cursor)))
+                self._wake(URGENT_S)
         self._soon((COMMANDS_S, COMMANDS_S), self._read_commands)

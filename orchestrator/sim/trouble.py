@@ -21,6 +21,9 @@ from .world import World
 IN_UPDATE = 0.3
 """How often a bit flips while an update is made, so that its own rank takes what comes of it for right."""
 
+NEEDED = (Trouble.CRASH_SUPERVISOR, Trouble.CRASH_AFTER_COMMIT, Trouble.PAUSE_SUPERVISOR)
+"""Not while the supervisor is the only one who knows what the store has forgotten."""
+
 LOOK_S = 0.05
 """How often a script looks how far its job is."""
 
@@ -101,6 +104,8 @@ class Troublemaker:
     def _bring(self, trouble: Trouble) -> None:
         world, rng = self._world, self._rng
         hosts = world.living()
+        if world.store.is_behind and trouble in NEEDED:
+            return
         match trouble:
             case Trouble.KILL_RANK:
                 self._to_a_rank(trouble, lambda rank: rank.host.kill(rank))
@@ -123,7 +128,8 @@ class Troublemaker:
             case Trouble.KILL_HOST:
                 self._to_a_host(trouble, hosts, lambda host: host.end(rng.choice((0.02, 1.0))))
             case Trouble.FAIL_HOST:
-                trained = [host for host in hosts if world.records()[host.job].started_at is not None]
+                known = world.records()
+                trained = [host for host in hosts if host.job in known and known[host.job].started_at is not None]
                 self._to_a_host(trouble, trained, lambda host: host.fail())
             case Trouble.FREEZE_RANK:
                 self._to_a_rank(trouble, self._freeze_rank)
@@ -165,6 +171,8 @@ class Troublemaker:
             case Trouble.STALL_STORE:
                 world.store_stalled_until = world.clock.now + rng.choice((0.2, 3.0))
                 world.note("* the store stalls")
+            case Trouble.REWIND_STORE:
+                world.rewind_store()
             case Trouble.FAIL_STORE:
                 world.store_fails_until = world.clock.now + rng.choice((0.5, 2.0, 8.0))
                 world.note("* commits fail")

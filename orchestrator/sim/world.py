@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,13 +20,17 @@ from orchestrator.recovery.retention import reads
 from orchestrator.supervisor.kernel import State
 
 from .arena import Arena, Arenas
-from .checkers import Checker
+from .checkers import Checker, Copied
 from .host import SimHost
 from .memory import Violation
 from .place import Place
 from .promises import Promises
-from .scenario import Scenario, node_name, reference
+from .scenario import Scenario, Trouble, node_name, reference
 from .store import SimStore
+
+COPY_S = 0.7
+"""How often the store is copied, where it is to go back."""
+COPIES = 6
 
 
 class Governor(Protocol):
@@ -68,6 +73,9 @@ class World(Place):
         self.dead: dict[NodeId, float] = {}
         """Dead nodes, and when the cluster notices."""
         self._last_flip = 0
+        self._copies: deque[Copied] = deque(maxlen=COPIES)
+        if Trouble.REWIND_STORE in scenario.troubles:
+            self._copy()
         for devices in scenario.nodes:
             self.add_node(devices)
         for number, spec in enumerate(scenario.jobs):
@@ -80,6 +88,9 @@ class World(Place):
             self.clock.after(at, lambda: self.store.commands.append(CheckpointNow(job=JobId("job0"))))
         self._govern = govern
         self.supervisor = govern(self)
+        self._governors = [self.supervisor]
+        self._starting = 0
+        """Supervisors that are to begin."""
 
     def dies_here(self, state: State) -> bool:
         """The supervisor has committed, or carried an effect out: whether that was its last deed."""
@@ -135,7 +146,7 @@ class World(Place):
         return any({a.node, b.node} == {one, other} for a, b in self.cut_links)
 
     def write_checkpoint(self, effect: CommitCheckpoint) -> CheckpointRef:
-        record = self.store.jobs[effect.job]
+        record = self.store.jobs.get(effect.job)
         arena = self.arenas.get((effect.job, effect.generation))
         kind, parent = effect.shards[0].kind, None
         if arena and effect.step in arena.disagreed and kind == "base":  # an entry holds gradients, which are right
@@ -147,7 +158,7 @@ class World(Place):
             raise Violation(
                 f"the checkpoint of step {effect.step} of {effect.job} names shards that are not there: {wrong}"
             )
-        plan = record.plans.get(effect.generation)
+        plan = record.plans.get(effect.generation) if record else None
         if plan and {shard.device for shard in effect.shards} != set(plan.devices):
             raise Violation(f"the checkpoint of step {effect.step} of {effect.job} lacks shards of {plan.describe()}")
         path = f"/shared/{effect.job}/{effect.step}-{effect.generation}"
@@ -224,14 +235,32 @@ class World(Place):
         """An operator vouches for every node."""
         self.store.commands.extend(ReleaseRequested(node=node) for node in self.size)
 
+    def _copy(self) -> None:
+        self._copies.append(self.store.copied())
+        self.clock.after(COPY_S, self._copy)
+
+    def rewind_store(self) -> None:
+        """To one of the latest copies, under a supervisor that knows better."""
+        living = [one for one in self._governors if not one.is_dead]
+        if len(living) != 1 or living[0].dies_after_commit or self._starting:
+            return
+        copied = self.rng.choice(self._copies)
+        self.note(f"* the store goes back by {self.store.commits - copied.commits} commits, to term {copied.term}")
+        self.store.restore(copied)
+        self._copies.clear()
+        self._copies.append(copied)
+
     def cancel(self, job: JobId) -> None:
         self.store.commands.append(CancelRequested(job=job))
 
     def restart_supervisor(self, after_s: float) -> None:
         def start() -> None:
+            self._starting -= 1
             self.supervisor = self._govern(self)
+            self._governors.append(self.supervisor)
             self.note(f"* supervisor of term {self.supervisor.term} starts")
 
+        self._starting += 1
         self.clock.after(after_s, start)
 
     # --- views ------------------------------------------------------------------------------------------------------------

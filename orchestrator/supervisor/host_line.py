@@ -28,13 +28,26 @@ Tell = Callable[..., None]
 
 
 class HostLine:
-    """tell(input, urgent, number): hands an input to the loop; `number` is the host's, acknowledged once recorded."""
+    """term: the supervisor's, which may be raised. refused: is called where the host obeys a later supervisor.
 
-    def __init__(self, *, cluster: Cluster, job: JobId, node: NodeId, term: Term, tell: Tell) -> None:
+    tell(input, urgent, number): hands an input to the loop; `number` is the host's, acknowledged once recorded.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        job: JobId,
+        node: NodeId,
+        term: Callable[[], Term],
+        tell: Tell,
+        refused: Callable[[], None],
+    ) -> None:
         self._cluster = cluster
         self._job = job
         self._node = node
         self._term = term
+        self._refused = refused
         self._tell = tell
         self._requests: asyncio.Queue[tuple[EffectId, HostRequest]] = asyncio.Queue()
         self._acked = 0
@@ -80,7 +93,7 @@ class HostLine:
         is_silent = False
         while True:
             try:
-                await self._cluster.call(self._job, self._node, self._term, effect, message)
+                await self._cluster.call(self._job, self._node, self._term(), effect, message)
             except HostGone as error:
                 self._lost(Contact.GONE, str(error))
             except HostUnreachable as error:
@@ -92,6 +105,7 @@ class HostLine:
                     await asyncio.sleep(RETRY_S)
                     continue
             except StaleTerm:
+                self._refused()
                 return
             except EverstepError as error:
                 # Repeating it would be refused again; what was asked for stays undone, and its deadline tells the kernel.
@@ -120,7 +134,7 @@ class HostLine:
         is_silent = False
         while True:
             try:
-                envelopes = await self._cluster.poll(self._job, self._node, self._term, after, self._acked, POLL_S)
+                envelopes = await self._cluster.poll(self._job, self._node, self._term(), after, self._acked, POLL_S)
             except HostGone as error:
                 self._opened.clear()
                 self._lost(Contact.GONE, str(error))
@@ -132,7 +146,8 @@ class HostLine:
                 await asyncio.sleep(RETRY_S)
                 continue
             except StaleTerm:
-                log.warning("stale_term", node=self._node, term=self._term)
+                self._refused()
+                log.warning("stale_term", node=self._node, term=self._term())
                 self._opened.clear()
                 return
             if not is_heard:

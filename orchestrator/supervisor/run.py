@@ -7,6 +7,7 @@ out what is still in their outboxes, and polls the same hosts: nothing restarts 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -17,18 +18,20 @@ import structlog
 
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.effects import CallHost, Effect
-from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable
+from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable, WentBack
 from orchestrator.domain.events import DeadlinePassed, EffectDone, Input, InstantCame, NodesSeen
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import DeviceKind
 from orchestrator.domain.requests import OpenHost
+from orchestrator.domain.state import TERMINAL
 from orchestrator.ports import Commit
 
 from .acting import Hands, World
 from .deadlines import deadlines, instants
 from .host_line import HostLine
 from .kernel import State, Stepped, step
+from .rewriting import whole
 from .unsaved import LAZY_S, News, Unsaved
 
 LEASE_S = 6.0
@@ -38,6 +41,10 @@ RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
 """A wait that took this much longer than asked for: nobody was running here."""
 POLL_COMMANDS_S = 5.0
+HEARD_S = 1.5
+"""In which every host that can be reached has answered a poll."""
+MAX_ENDED = 1000
+"""Jobs that have ended whose records are remembered."""
 RETIRE_S = 60.0
 """How often it is looked for finished jobs that are old enough for the archive."""
 
@@ -74,6 +81,16 @@ class Supervisor:
         """Of jobs, and of the cluster: when they ring, on the monotonic clock."""
         self._hands = Hands(world, lambda one: self._tell(one, urgent=True))
         self._term = Term(0)
+        self._fence = asyncio.Lock()
+        """Held by whoever shows the term to the store, or raises it."""
+        self._commits = 0
+        """That the store has confirmed."""
+        self._renewed_at = 0.0
+        self._replaced = asyncio.Event()
+        """A host obeys a later supervisor."""
+        self._cursor = ""
+        self._ended: dict[JobId, JobRecord] = {}
+        """The latest jobs that have, as they were recorded."""
         self._checks = checks
         self._rows = rows
         self._state = State(root=root, checks=checks, rows=rows)
@@ -82,8 +99,10 @@ class Supervisor:
     async def serve(self) -> None:
         """Runs until cancelled. Raises LeaseLost when it is no longer the one; starting again is the remedy."""
         self._term = await self._acquire()
+        self._renewed_at = time.monotonic()
         log.info("lease_acquired", holder=self._holder, term=self._term)
         loaded = await self._world.store.load()
+        self._commits, self._cursor = loaded.commits, loaded.cursor
         self._state = State(
             jobs=loaded.jobs,
             root=self._root,
@@ -171,16 +190,53 @@ class Supervisor:
     async def _commit(self, commit: Commit) -> None:
         if commit.is_empty:
             return
+        async with self._fence:
+            await self._write(commit)
+
+    async def _write(self, commit: Commit) -> None:
         while True:
             try:
-                await self._world.store.commit(self._term, commit)
+                self._commits = await self._world.store.commit(self._term, commit)
+                self._cursor = commit.cursor or self._cursor
+                self._ended |= {job: record for job, record in commit.jobs.items() if isinstance(record.state, TERMINAL)}
+                while len(self._ended) > MAX_ENDED:
+                    del self._ended[next(iter(self._ended))]
                 return
             except Unavailable as error:
                 # Training goes on meanwhile: nobody below needs an answer to make progress.
                 log.warning("store_unavailable", error=str(error))
                 await asyncio.sleep(RETRY_COMMIT_S)
+            except WentBack as error:
+                commit = await self._all_again(commit, str(error))
             except StaleTerm as error:
                 raise LeaseLost(str(error)) from error
+
+    async def _all_again(self, commit: Commit, why: str) -> Commit:
+        """All that the store has forgotten, with what was to be written, under a term above all that it has forgotten.
+
+        Raises LeaseLost where another supervisor holds the jobs by now, or has: of that such a store may know nothing.
+        """
+        store = self._world.store
+        if time.monotonic() - self._renewed_at > LEASE_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARD_S):
+                    await self._replaced.wait()
+        if self._replaced.is_set():
+            raise LeaseLost("the store went back, and hosts obey a later supervisor")
+        while True:
+            try:
+                term = await store.overtake(self._holder, self._term, self._term, self._commits, LEASE_S)
+                if term is None:
+                    raise LeaseLost("another supervisor holds the lease")
+                self._term, self._renewed_at = term, time.monotonic()
+                log.warning("store_went_back", error=why, term=term)
+                back = (await store.load()).jobs.keys()
+            except Unavailable as error:
+                log.warning("store_unavailable", error=str(error))
+                await asyncio.sleep(RETRY_COMMIT_S)
+                continue
+            ended = {job: record for job, record in self._ended.items() if job in back}
+            return whole(self._state, ended, commit, self._cursor, self._clock(), why)
 
     def _set_timers(self, stepped: Stepped) -> None:
         for job in stepped.changed:
@@ -209,7 +265,14 @@ class Supervisor:
         """A line to every host a job has asked for; none to others."""
         wanted = {(job, node) for job, record in self._state.jobs.items() for node in record.hosts}
         for key in wanted - set(self._lines):
-            line = HostLine(cluster=self._world.cluster, job=key[0], node=key[1], term=self._term, tell=self._tell)
+            line = HostLine(
+                cluster=self._world.cluster,
+                job=key[0],
+                node=key[1],
+                term=lambda: self._term,
+                tell=self._tell,
+                refused=self._replaced.set,
+            )
             self._lines[key] = line
             line.start(attached=attached and not _opening(self._state.jobs[key[0]], key[1]))
         for key in set(self._lines) - wanted:
@@ -251,13 +314,15 @@ class Supervisor:
         while True:
             await asyncio.sleep(LEASE_S / 3)
             try:
-                kept = await self._world.store.renew(self._holder, self._term, LEASE_S)
+                async with self._fence:
+                    if not await self._world.store.renew(self._holder, self._term, LEASE_S):
+                        # Its term has been replaced; or the store went back, to before that.
+                        why = "it went back: it knew this supervisor's term no more"
+                        await self._write(await self._all_again(Commit(), why))
+                    self._renewed_at = time.monotonic()
             except Unavailable as error:
                 # No other supervisor can have taken it through the same store; commits are fenced by the term anyway.
                 log.warning("lease_not_renewed", error=str(error))
-                continue
-            if not kept:
-                raise LeaseLost("another supervisor holds the lease")
 
     async def _read_commands(self, cursor: str) -> None:
         while True:
@@ -277,7 +342,8 @@ class Supervisor:
         """Archive finished jobs once their time has come, their logs with them."""
         while True:
             try:
-                retired = await self._world.store.retire(self._term, self._clock(), self._retention)
+                async with self._fence:
+                    retired = await self._world.store.retire(self._term, self._clock(), self._retention)
             except Unavailable as error:
                 log.warning("jobs_not_archived", error=str(error))
                 retired = Retired()

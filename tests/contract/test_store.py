@@ -22,7 +22,7 @@ from orchestrator.domain.access import Submitter
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
-from orchestrator.domain.errors import Conflict, NotFound, Outdated, Refused, StaleTerm, Unavailable
+from orchestrator.domain.errors import Conflict, NotFound, Outdated, Refused, StaleTerm, Unavailable, WentBack
 from orchestrator.domain.events import CancelRequested, HistoryEntry, JobSubmitted, ResizeRequested, StepRecord
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step, Term
@@ -196,6 +196,25 @@ async def test_lease_that_ran_out_unclaimed_can_be_renewed(kind: Kind) -> None:
     await kind.let_pass(0.4)
     assert await store.renew("one", term, 30)
     assert await store.acquire("two", 30) is None
+
+
+@running
+async def test_who_holds_the_lease_may_raise_its_term_above_what_hosts_have_heard(kind: Kind) -> None:
+    store, _ = kind.open()
+    term = await held(store)
+    assert await store.commit(term, Commit(jobs={A: a_job()})) == 1
+    assert await store.overtake("two", term, Term(40), 90, 30) is None, "another holds it"
+    assert await store.overtake("one", Term(term - 1), Term(40), 90, 30) is None, "that term was replaced"
+    assert (await store.load()).commits == 1, "and nothing was changed"
+    raised = await store.overtake("one", term, Term(40), 90, 30)
+    assert raised is not None and raised > 40
+    assert (await store.load()).commits == 90
+    with pytest.raises(StaleTerm):
+        await store.commit(term, Commit(jobs={A: a_job(committed=Step(1))}))
+    assert await store.commit(raised, Commit(jobs={A: a_job(committed=Step(2))})) == 91
+    again = await store.overtake("one", raised, Term(3), 7, 30)
+    assert again is not None and again > raised, "terms grow, whatever hosts have heard"
+    assert (await store.load()).commits == 91
 
 
 # --- commits --------------------------------------------------------------------------------------------------------------
@@ -586,6 +605,34 @@ async def test_health_says_whether_a_supervisor_is_there(kind: Kind) -> None:
 
 
 # --- Redis dies, stalls, and is not as it should be -----------------------------------------------------------------------
+
+
+def test_store_that_has_forgotten_what_it_confirmed_is_not_written(durable: Kind) -> None:
+    @running
+    async def test(kind: Kind) -> None:
+        store, desk = kind.open()
+        assert isinstance(store, RedisStore)
+        term = await held(store)
+        redis = store._clients.writes
+        await store.commit(term, Commit(jobs={A: a_job()}, history=(entry(1),)))
+        backup = {key: await redis.dump(key) for key in await redis.keys("*")}
+        await store.commit(term, Commit(jobs={A: a_job(committed=Step(7))}, history=(entry(2),)))
+        await redis.flushall()
+        for key, value in backup.items():
+            await redis.restore(key, 0, value)
+        with pytest.raises(WentBack):
+            await store.commit(term, Commit(jobs={A: a_job(committed=Step(8))}, history=(entry(3),)))
+        assert await desk.get(A) == a_job() and len(await desk.history(A, "0", 10)) == 1, "as it was restored"
+        raised = await store.overtake("one", term, term, 2, 30)
+        assert raised is not None and raised > term
+        assert await store.commit(raised, Commit(jobs={A: a_job(committed=Step(8))})) == 3
+        await redis.set("everstep:term", term - 1)
+        with pytest.raises(WentBack):  # from before this supervisor
+            await store.commit(raised, Commit(jobs={A: a_job(committed=Step(9))}))
+        again = await store.overtake("one", raised, raised, 3, 30)
+        assert again is not None and again > raised
+
+    test(durable)
 
 
 def test_killed_server_comes_back_with_everything(durable: Kind) -> None:

@@ -335,6 +335,7 @@ def test_any_plan_equals_a_single_process(plan: Plan, model: dict[str, Any], tmp
             voted=Step(10),
             answer=one.answers[-1],
             held=Held(generation=Generation(1), step=Step(10)),
+            answered_in=Generation(1),
         )
 
 

@@ -116,10 +116,10 @@ def uses_a_generation_again(patch: Patch) -> None:
 def commits_under_an_old_term(patch: Patch) -> None:
     commit = SimStore.commit
 
-    def unfenced(self: SimStore, term: Any, what: Any) -> bool:
+    def unfenced(self: SimStore, term: Any, what: Any, confirmed: int) -> bool:
         newest, self.term = self.term, term
         try:
-            return commit(self, term, what)
+            return commit(self, term, what, confirmed)
         finally:
             self.term = newest
 

@@ -116,6 +116,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "admitted-effects-1": (Effect, admitted.EFFECTS),
     "struck-effects-1": (Effect, struck.EFFECTS),
     "struck-inputs-1": (Input, struck.INPUTS),
+    "told-reports-1": (RankReport, samples.TOLD_REPORTS),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
         samples.JOINS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -36,8 +36,18 @@ def report(
     held: int | None = 0,
     held_in: int | None = None,
     lost_peer: int | None = None,
+    passed_in: int | None = None,
 ) -> RankReport:
-    return a_report(device, generation=2, voted=voted, passed=passed, held=held, held_in=held_in, lost_peer=lost_peer)
+    return a_report(
+        device,
+        generation=2,
+        voted=voted,
+        passed=passed,
+        held=held,
+        held_in=held_in,
+        lost_peer=lost_peer,
+        passed_in=passed_in,
+    )
 
 
 CASES = (
@@ -135,6 +145,23 @@ CASES = (
         reports=(report(A, voted=9, passed=9, held=9, held_in=1), report(B, voted=4, held=4)),
         step=4,
         answer=None,
+        holders=((B, 2),),
+    ),
+    Case(
+        name="what a generation that never restored had told does not come true again once it was rolled back",
+        reports=(report(A, passed=9, held=None, passed_in=0), report(B, voted=4, held=4)),
+        step=4,
+        answer=None,
+        holders=((B, 2),),
+    ),
+    Case(
+        name="a host of an earlier version does not say whose vote it was: what is held beside it tells",
+        reports=(
+            replace(report(A, voted=9, passed=9, held=9, held_in=1), answered_in=None),
+            replace(report(B, voted=5, passed=5, held=5), answered_in=None),
+        ),
+        step=5,
+        answer=5,
         holders=((B, 2),),
     ),
     Case(name="nobody is left", reports=(), last=an_answer(4), step=4, answer=4, holders=()),

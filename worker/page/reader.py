@@ -171,6 +171,7 @@ class PageReader(Mapped):
             generation=generation,
             voted=Step(self._words[Word.VOTED] if voted_here else 0),
             answer=answer[1] if answer and answer[0] == generation else None,
+            answered_in=generation,
             held=None,
             cause=cause,
             found=self._disagreement(generation),

@@ -19,7 +19,7 @@ from orchestrator.adapters.manifest import CheckpointCorrupt
 from orchestrator.adapters.places import place
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer, Arrived, Unreadable
-from orchestrator.domain.ids import Device, Step
+from orchestrator.domain.ids import Device, Generation, Step
 from orchestrator.domain.layout import Bucket, buckets, partners
 from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed, Restore
 from orchestrator.domain.profile import Interval, Profile, joined
@@ -53,6 +53,8 @@ class Kept:
         self._device = device
         self.voted = Step(0)
         self.answer: Answer | None = None
+        self.answered_in = Generation(0)
+        """Whose vote that was; 0 where it came with an order."""
         self.maxima: tuple[float, ...] = ()
         """What was voted on the step held, as every rank of the generation knows it."""
         self.holdings: Holdings | None = None
@@ -87,7 +89,7 @@ class Kept:
         known = restore.checkpoint.answer if isinstance(restore, FromCheckpoint) else answer
         self.maxima = known.maxima if known is not None and known.step == step else ()
         if answer is not None or self.answer is None or self.answer.step != step:
-            self.answer = answer
+            self.answer, self.answered_in = answer, Generation(0)
 
     def fill(self, session: Session, plan_buckets: tuple[Bucket, ...], restore: Restore, progress: Progress) -> Holdings:
         """Replace the holdings by complete ones under the new layout. Raises Aborted, PeerLost, NotRestored."""
