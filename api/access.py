@@ -25,6 +25,7 @@ class Need:
 
 
 READ, ACT, OWN = Need(Role.VIEWER), Need(Role.OPERATOR), Need(Role.ADMIN, everywhere=True)
+ADMIN = Need(Role.ADMIN)
 READ_ALL, ACT_ALL = Need(Role.VIEWER, everywhere=True), Need(Role.OPERATOR, everywhere=True)
 
 NEEDS: Mapping[str, Need] = {
@@ -78,6 +79,16 @@ NEEDS: Mapping[str, Need] = {
     "list_tokens": OWN,
     "revoke_token": OWN,
     "audit_log": OWN,
+    # webhooks: of its own projects, where a token is limited to some
+    "create_webhook": ADMIN,
+    "list_webhooks": ADMIN,
+    "get_webhook": ADMIN,
+    "delete_webhook": ADMIN,
+    "pause_webhook": ADMIN,
+    "resume_webhook": ADMIN,
+    "test_webhook": ADMIN,
+    "list_deliveries": ADMIN,
+    "redeliver": ADMIN,
 }
 OPEN = frozenset({"healthz", "readyz", "sign_in"})
 """Routes that ask nobody who they are."""

@@ -17,11 +17,12 @@ from .access_shapes import SignInRequest, TokenRequest
 from .chaos import FaultRequest
 from .description import describe
 from .doorman import Doorman
+from .hook_shapes import WebhookRequest
 from .identities import Identities
 from .live import Lookout
 from .metrics import CountRequests, Metrics
 from .plan_files import PlanRequest
-from .routes import access, bulk, checkpoints, faults, health, jobs, live, nodes, plans, queue, schemas, streams
+from .routes import access, bulk, checkpoints, faults, health, hooks, jobs, live, nodes, plans, queue, schemas, streams
 from .schemas import AddNodeRequest, DrainRequest, JobFile, QuotaRequest, ResizeRequest
 from .security import Gatekeeper
 from .selections import ResizeManyRequest, SelectionRequest
@@ -39,6 +40,7 @@ ASKED: tuple[type[BaseModel], ...] = (
     QuotaRequest,
     TokenRequest,
     SignInRequest,
+    WebhookRequest,
 )
 TOLD: tuple[type[BaseModel], ...] = (views.EventView, views.StepView, views.GapView, *live.TOLD.values())
 
@@ -49,10 +51,12 @@ def create_app(
     foreseer: Foreseer | None = None,
     keyring: Keyring | None = None,
     vault: Vault | None = None,
+    webhooks: hooks.Webhooks | None = None,
 ) -> FastAPI:
     """Serve it with a graceful shutdown of a second or so: open event streams end only when cut.
 
     keyring None: whoever reaches it may do everything, so serve it where nobody else can. vault None: jobs have no secrets.
+    webhooks None: nobody is told of anything.
     """
     app = FastAPI(
         title="Everstep",
@@ -70,11 +74,12 @@ def create_app(
     app.state.lookout = Lookout(desk, settings.kinds)
     app.state.keyring = keyring
     app.state.vault = vault
+    app.state.webhooks = webhooks
     app.state.identities = known = Identities(keyring, settings.local_digest, time.time) if keyring is not None else None
     app.state.metrics = Metrics(settings.version, settings.max_metric_jobs, table(settings.kinds))
     problems.install(app)
     # streams before jobs: /jobs/{job_id}/events is the longer path.
-    for part in (streams, bulk, jobs, checkpoints, faults, nodes, queue, plans, live, access, schemas, health):
+    for part in (streams, bulk, jobs, checkpoints, faults, nodes, queue, plans, live, access, hooks, schemas, health):
         app.include_router(part.router, dependencies=[Depends(authorize)])
     dashboard.install(app)
     describe(app, ASKED, TOLD)

@@ -6,13 +6,15 @@ what jobs ask for is schemas.py's.
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from orchestrator.domain.kinds import DeviceKind
+from orchestrator.notify.addresses import Reach
+from orchestrator.notify.retrying import Patience
 
 from .kind_rows import KindSection, rows
 from .schemas import Name
@@ -29,6 +31,14 @@ def _without_spaces(value: str) -> str:
     return value
 
 
+def _as_network(value: str) -> str:
+    try:
+        return str(ip_network(value))
+    except ValueError:
+        raise ValueError("must be a network, such as 10.1.2.0/24 or fd00::/8") from None
+
+
+NetworkName = Annotated[str, Field(max_length=60), AfterValidator(_as_network)]
 HostName = Annotated[str, Field(max_length=253), AfterValidator(_without_spaces)]
 _DEFAULTS = ApiSettings(state_dir=Path())
 
@@ -143,6 +153,24 @@ class JobsSection(Section):
         return self
 
 
+class WebhooksSection(Section):
+    """Telling others over HTTP what happens."""
+
+    enabled: bool = True
+    http: bool = False
+    """Whether a webhook's URL may be without TLS. Messages are signed, and anybody on their way can read them."""
+    networks: Annotated[tuple[NetworkName, ...], Field(max_length=100)] = ()
+    """Networks that may be told though their addresses are private, loopback or otherwise not public: 10.1.2.0/24."""
+    timeout_s: Annotated[float, Field(gt=0, le=120)] = 10.0
+    """Of one message, name resolution included."""
+    attempts: Annotated[int, Field(ge=1, le=20)] = 8
+    """Of one message, before it is given up."""
+    first_wait_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
+    """Before the second attempt; each wait is four times as long as the one before, up to an hour."""
+    max_failures: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Messages given up in a row, after which a webhook is paused."""
+
+
 class LogSection(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "text"] = "json"
@@ -162,6 +190,7 @@ class Config(Section):
     jobs: JobsSection = JobsSection()
     kinds: Annotated[dict[Name, KindSection], Field(max_length=64)] = Field(default_factory=dict)
     """Kinds of device besides those that everybody knows, or other figures for these, by name."""
+    webhooks: WebhooksSection = WebhooksSection()
     log: LogSection = LogSection()
 
     @property
@@ -172,6 +201,15 @@ class Config(Section):
     def api_settings(self, version: str) -> ApiSettings:
         own = {name: getattr(self.api, name) for name in type(self.api).model_fields if name in ApiSettings.__slots__}
         return ApiSettings(state_dir=self.root, version=version, kinds=self.rows, **own)
+
+    @property
+    def webhook_reach(self) -> Reach:
+        return Reach(http=self.webhooks.http, networks=tuple(ip_network(one) for one in self.webhooks.networks))
+
+    @property
+    def webhook_patience(self) -> Patience:
+        asked = self.webhooks
+        return Patience(attempts=asked.attempts, first_wait_s=asked.first_wait_s, max_failures=asked.max_failures)
 
     @property
     def rows(self) -> tuple[DeviceKind, ...]:

@@ -19,6 +19,7 @@ from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import KINDS, Kinds
 from orchestrator.domain.state import JobStatus
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
+from orchestrator.notify.ports import HookStore
 from orchestrator.ports import Desk
 
 from . import projections
@@ -73,13 +74,21 @@ class Metrics:
         self._seconds = Histogram(
             "everstep_http_request_seconds", "Request to first byte of the answer.", ["route"], registry=registry
         )
+        self._webhooks = Gauge("everstep_webhooks", "Webhooks by state.", ["state"], registry=registry)
+        self._told = Counter(
+            "everstep_webhook_deliveries_total", "Attempts to tell a webhook, by outcome.", ["outcome"], registry=registry
+        )
         self.streams = Gauge("everstep_event_stream_clients", "Open event streams.", registry=registry)
 
     def answered(self, method: str, route: str, code: int, seconds: float) -> None:
         self._requests.labels(method, route, str(code)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    async def render(self, desk: Desk) -> bytes:
+    def told(self, outcome: str) -> None:
+        """A webhook; delivered, failed for good, or to be retried."""
+        self._told.labels(outcome).inc()
+
+    async def render(self, desk: Desk, hooks: HookStore | None = None) -> bytes:
         records = await _newest(desk)
         tally = Tally(status_of(record.state) for record in records)
         for status in JobStatus:
@@ -89,6 +98,10 @@ class Metrics:
         for (kind, node_status), count in Tally((node.kind, node.status.value) for node in nodes).items():
             self._nodes.labels(kind, node_status).set(count)
         self._quarantined.set(sum(one.is_out for one in await desk.quarantine()))
+        known = await hooks.hooks() if hooks is not None else ()
+        paused = sum(standing.paused_at is not None for _, standing in known)
+        self._webhooks.labels("paused").set(paused)
+        self._webhooks.labels("active").set(len(known) - paused)
         active = [record for record in records if status_of(record.state) not in TERMINAL_STATUSES]
         self._goodput.set(_goodput(active, time.time()))
         self._per_job(active[: self._max_jobs], {node.id: node.kind for node in nodes}, time.time())

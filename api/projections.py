@@ -256,6 +256,7 @@ def _summary(record: JobRecord, line: Waiting | None) -> dict[str, object]:
         "reason": _reason(record, line),
         "priority": record.priority,
         "project": record.spec.project,
+        "user": record.by.name if record.by is not None else None,
         "archived_at": instant(record.archived_at) if record.archived_at is not None else None,
         "waiting": waiting(line) if line is not None and isinstance(record.state, Probing | Queued) else None,
         "generation": record.generation,

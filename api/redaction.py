@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.domain.secrecy import BLOT, SHORTEST
+from orchestrator.notify.signing import PATTERN as _WEBHOOK
 
 from .tokens import PATTERN as _TOKEN
 
@@ -46,6 +47,7 @@ def redacted(value: Any, name: str = "") -> Any:
 
 def redacted_text(text: str) -> str:
     text = _TOKEN.sub(BLOT, text)
+    text = _WEBHOOK.sub(BLOT, text)
     text = _URL_LOGIN.sub(f"{BLOT}@", text)
     text = _BEARER.sub(rf"\1 {BLOT}", text)
     return _ASSIGNED.sub(rf"\1\2{BLOT}", text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from orchestrator.domain.access import Principal
+from orchestrator.domain.access import Principal, Submitter
 from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
@@ -19,7 +19,7 @@ from orchestrator.domain.job import JobRecord
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.spec import JobSpec
-from orchestrator.ports import Desk, Gap, Page
+from orchestrator.ports import Desk, Gap, Page, Sort
 
 from .problems import Problem
 
@@ -31,13 +31,15 @@ class ScopedDesk:
         self._desk = desk
         self._principal = principal
 
-    async def submit(self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str) -> tuple[JobId, bool]:
+    async def submit(
+        self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str, by: Submitter | None = None
+    ) -> tuple[JobId, bool]:
         if not self._principal.reaches(spec.project):
             allowed = ", ".join(self._principal.projects)
             raise Problem(
                 403, "forbidden", f"project is {spec.project!r}, this token submits to {allowed}; name one of those"
             )
-        return await self._desk.submit(job, spec, at, key, body_hash)
+        return await self._desk.submit(job, spec, at, key, body_hash, by)
 
     async def command(self, command: Command, expected: int | None = None) -> str:
         job = getattr(command, "job", None)
@@ -55,11 +57,14 @@ class ScopedDesk:
             raise NotFound(f"there is no job {job}; list the jobs to see what there is")
         return record
 
-    async def list(self, limit: int, cursor: str | None) -> Page:
+    async def list(self, limit: int, cursor: str | None, sort: Sort = Sort.NEWEST) -> Page:
         """May be short, or empty, and still have a next cursor."""
-        page = await self._desk.list(limit, cursor)
+        page = await self._desk.list(limit, cursor, sort)
         mine = tuple(record for record in page.jobs if self._principal.reaches(record.spec.project))
         return Page(jobs=mine, next_cursor=page.next_cursor)
+
+    async def count(self) -> None:
+        return None
 
     async def nodes(self) -> tuple[Node, ...]:
         return await self._desk.nodes()

@@ -18,7 +18,8 @@ from .schemas import Labels, Name, Request, ResizeRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which jobs a list is to show; what is left out is any. since, until: of when they were submitted, wall clock."""
+    """Which jobs a list is to show; what is left out is any. since, until: of when they were submitted, wall clock.
+    user: the name or the id of the token they were submitted with."""
 
     states: tuple[JobStatus, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -26,6 +27,7 @@ class Wanted:
     project: str | None = None
     since: float | None = None
     until: float | None = None
+    user: str | None = None
 
     def has(self, record: JobRecord) -> bool:
         return (
@@ -33,6 +35,7 @@ class Wanted:
             and self.labels.items() <= record.spec.labels.items()
             and self.name in (None, record.spec.name)
             and self.project in (None, record.spec.project)
+            and (self.user is None or (record.by is not None and record.by.is_called(self.user)))
             and (self.since is None or record.created_at >= self.since)
             and (self.until is None or record.created_at < self.until)
         )

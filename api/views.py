@@ -262,6 +262,8 @@ class JobSummary(View):
     id: str
     name: str
     status: str
+    user: str | None = None
+    """Name of the token it was submitted with."""
     reason: str
     generation: int
     step: int
@@ -356,6 +358,10 @@ class JobView(JobSummary):
 class JobPage(View):
     jobs: tuple[JobSummary, ...]
     next_cursor: str | None
+    total: int | None = None
+    """How many jobs are so on all pages together; only where it was asked for."""
+    total_is_whole: bool = True
+    """Counting ends after ten thousand jobs were looked at; false: there may be more than `total`."""
 
 
 class EventView(View):

@@ -5,6 +5,7 @@ Several may run on one Redis. Configured by flags, the environment and a file: `
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
 
@@ -14,12 +15,18 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.config import Config
+from api.courier import Courier
+from api.routes.hooks import Webhooks
 from api.settings import ApiSettings
 from api.tokens import digest
 from api.version import release
+from orchestrator.adapters.hook_secrets import FOLDER as HOOK_SECRETS
+from orchestrator.adapters.hook_secrets import HookSecretFolder
+from orchestrator.adapters.hook_sender import PinnedSender
 from orchestrator.adapters.plan_thread import ThreadForeseer
 from orchestrator.adapters.probe_process import SubprocessProber
 from orchestrator.adapters.redis_desk import RedisDesk
+from orchestrator.adapters.redis_hooks import RedisHooks
 from orchestrator.adapters.redis_keyring import RedisKeyring
 from orchestrator.adapters.secret_folder import FOLDER, SecretFolder
 from orchestrator.domain.errors import Conflict, Refused
@@ -51,18 +58,26 @@ async def serve(config: Config) -> None:
     address = configured.redis_address(config)
     desk = RedisDesk(address, timeout_s=0.9)
     keyring = RedisKeyring(address, timeout_s=0.9)
+    hooks, hook_secrets = RedisHooks(address, timeout_s=0.9), HookSecretFolder(config.root / HOOK_SECRETS)
     app = create_app(
         desk,
         _settings(config),
         ThreadForeseer(SubprocessProber()),
         keyring if config.api.auth == "required" else None,
         SecretFolder(config.root / FOLDER),
+        Webhooks(store=hooks, secrets=hook_secrets, reach=config.webhook_reach) if config.webhooks.enabled else None,
     )
+    sender = PinnedSender(config.webhook_reach, timeout_s=config.webhooks.timeout_s)
+    courier = Courier(desk, hooks, hook_secrets, sender, config.webhook_patience, told=app.state.metrics.told)
+    telling = asyncio.create_task(courier.run()) if config.webhooks.enabled else None
     try:
         await uvicorn.Server(server_config(app, config)).serve()
     finally:
-        await desk.close()
-        await keyring.close()
+        if telling is not None:
+            telling.cancel()
+            await asyncio.wait({telling})
+        for one in (desk, keyring, hooks):
+            await one.close()
 
 
 def server_config(app: FastAPI, config: Config) -> uvicorn.Config:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
-from .domain.access import AuditEntry, Token
+from .domain.access import AuditEntry, Submitter, Token
 from .domain.admission import Admission, Checked
 from .domain.attic import Retention, Retired
 from .domain.checkpoint import CheckpointRef
@@ -113,6 +114,24 @@ class StateStore(Protocol):
         ...
 
 
+class Sort(StrEnum):
+    """Orders in which a page's end stays where it was whatever happens meanwhile: by instants that never change."""
+
+    NEWEST = "-created_at"
+    OLDEST = "created_at"
+    LAST_FINISHED = "-finished_at"
+    FIRST_FINISHED = "finished_at"
+    """By their end, and so only jobs that are over."""
+
+    @property
+    def is_descending(self) -> bool:
+        return self.value.startswith("-")
+
+    @property
+    def is_of_finished(self) -> bool:
+        return self in (Sort.LAST_FINISHED, Sort.FIRST_FINISHED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     jobs: tuple[JobRecord, ...]
@@ -129,7 +148,9 @@ class Gap:
 class Desk(Protocol):
     """The API's side of the store: atomic commands in, projections out. Never Ray."""
 
-    async def submit(self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str) -> tuple[JobId, bool]:
+    async def submit(
+        self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str, by: Submitter | None = None
+    ) -> tuple[JobId, bool]:
         """Record a new job and its command at once; (id, False) where `key` was used before with the same body.
 
         Raises Conflict where the key was used with another body, Unavailable.
@@ -155,8 +176,12 @@ class Desk(Protocol):
         """Raises NotFound."""
         ...
 
-    async def list(self, limit: int, cursor: str | None) -> Page:
-        """Newest first."""
+    async def list(self, limit: int, cursor: str | None, sort: Sort = Sort.NEWEST) -> Page:
+        """Raises Refused for a cursor that is none of this order."""
+        ...
+
+    async def count(self) -> int | None:
+        """How many jobs there are; None where that takes looking at each."""
         ...
 
     async def nodes(self) -> tuple[Node, ...]: ...

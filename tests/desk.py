@@ -21,7 +21,7 @@ from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
 from orchestrator.domain.state import JobState, Probing
 from orchestrator.domain.status import status_of
-from orchestrator.ports import Commit, Gap, Page
+from orchestrator.ports import Commit, Gap, Page, Sort
 
 NOW = 1_790_000_000.0
 T = TypeVar("T")
@@ -99,9 +99,9 @@ class PlayedDesk(MemoryStore):
         self._check()
         return await super().get(job)
 
-    async def list(self, limit: int, cursor: str | None) -> Page:
+    async def list(self, limit: int, cursor: str | None, sort: Sort = Sort.NEWEST) -> Page:
         self._check()
-        return await super().list(limit, cursor)
+        return await super().list(limit, cursor, sort)
 
     async def health(self) -> dict[str, str]:
         return self.checks

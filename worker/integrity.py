@@ -76,9 +76,9 @@ class Copies:
         num_changed, *differences = total.tolist()
         if not num_changed and not any(differences):
             return True
-        if num_changed and (found := self.changed_since(held)) is not None:
-            raise Corrupted(found, f"since step {held.step} bits of this rank's memory have changed")
-        if not num_changed:
+        if num_changed:
+            self._look_at_memory(held)
+        else:
             self.compare(held)
         if self._strange == step:
             raise Corrupted(
@@ -94,7 +94,11 @@ class Copies:
         return self._mirrored and (saving or bool(self._every and step % self._every == 0))
 
     def compare(self, held: Holdings) -> None:
-        """Raises Corrupted in the mirror of what differs, Aborted, PeerLost."""
+        """Raises Corrupted in whoever's memory has changed and else in the mirror of what differs; Aborted, PeerLost.
+
+        Of two copies that differ nobody could tell which is right, so each is looked at first.
+        """
+        self._look_at_memory(held)
         to, of, cut = self._session.mirror_of, self._session.mirrored, held.owned
         hashes = torch.cat([digest(*held.state[:, :cut]), digest(*held.state[:, cut:])])
         theirs = torch.zeros(1, dtype=torch.int64, device=hashes.device)
@@ -108,6 +112,10 @@ class Copies:
                 Disagrees(rank=of, about="state"),
                 f"after step {held.step} this rank's copy of what rank {of} owns has other bits than rank {of}'s own",
             )
+
+    def _look_at_memory(self, held: Holdings) -> None:
+        if (found := self.changed_since(held)) is not None:
+            raise Corrupted(found, f"since step {held.step} bits of this rank's memory have changed")
 
     def changed_since(self, held: Holdings) -> Disagrees | None:
         """Whether memory has changed since its last update, which nothing in training does."""

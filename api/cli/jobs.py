@@ -14,6 +14,7 @@ from api.client import Client, JobView
 from api.client.client import read_job_file
 from api.views import BulkView
 from orchestrator.domain.state import JobStatus
+from orchestrator.ports import Sort
 
 from . import render
 from .follow import follow
@@ -106,10 +107,13 @@ def ls(
     project: Annotated[str | None, typer.Option("--project", help="Of this project.")] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="TIME", help=f"Submitted later: {TIMES}.")] = None,
     until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Submitted before that.")] = None,
+    user: Annotated[str | None, typer.Option("--user", help="Submitted with the token of this name or id.")] = None,
+    sort: Annotated[Sort, typer.Option("--sort", help="By finished_at: only those that are over.")] = Sort.NEWEST,
+    total: Annotated[bool, typer.Option("--total", help="Say how many there are in all.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first where nothing else is asked for."""
     now = datetime.now(UTC)
     page = (
         session_of(ctx)
@@ -122,6 +126,9 @@ def ls(
             since=instant_of(since, now, "--since") if since else None,
             until=instant_of(until, now, "--until") if until else None,
             limit=limit,
+            user=user,
+            sort=sort.value,
+            total=total,
         )
     )
     if as_json:
@@ -129,13 +136,15 @@ def ls(
         return
     console = out()
     if not page.jobs:
-        asked = state or label or name or project or since or until
+        asked = state or label or name or project or since or until or user or sort.is_of_finished
         console.print("no jobs that are so" if asked else "no jobs yet")
         hint(["everstep submit FILE --follow"])
         return
     console.print(render.jobs_table(page.jobs))
     if page.next_cursor:
         console.print(f"  more with --limit (showing {len(page.jobs)})", style="dim")
+    if page.total is not None:
+        console.print(f"  {page.total} in all" if page.total_is_whole else f"  {page.total} or more", style="dim")
     hint([f"everstep get {page.jobs[0].id}"])
 
 

@@ -18,6 +18,7 @@ from . import (
     checkpoints,
     cluster,
     config,
+    hooks,
     jobs,
     logs,
     plans,
@@ -79,6 +80,7 @@ checkpoints.register(app)
 adopt.register(app)
 chaos.register(app)
 access.register(app)
+hooks.register(app)
 top.register(app)
 bundle.register(app)
 tensorboard.register(app)

@@ -182,6 +182,8 @@ def _facts(job: JobView) -> Table:
     if job.waiting is not None:
         place = f"number {job.waiting.position} ({job.waiting.reason})"
         table.add_row("queue", f"{place}, needs {job.waiting.least} devices")
+    if job.user is not None:
+        table.add_row("user", job.user)
     if job.priority or job.project != "default":
         table.add_row("priority", f"{job.priority}, project {job.project}")
     for spare in job.spares:

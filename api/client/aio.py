@@ -15,6 +15,7 @@ import httpx2
 
 from api.access_shapes import DAY_S, AuditPage, MintedView, TokenView, WhoView
 from api.chaos import FaultRequest
+from api.hook_shapes import DeliveryView, MadeWebhookView, WebhookView
 from api.plan_views import ForecastView
 from api.views import (
     TERMINAL,
@@ -36,7 +37,7 @@ from api.views import (
     WaitingView,
 )
 
-from . import access_calls, calls
+from . import access_calls, calls, hook_calls
 from .calls import BEGINNING, Call, JobLike, LogChunk
 from .credentials import headers_for
 from .errors import ApiError, StillRunning, Unreachable
@@ -105,9 +106,12 @@ class AsyncClient:
         until: datetime | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        user: str | None = None,
+        sort: Literal["-created_at", "created_at", "-finished_at", "finished_at"] | None = None,
+        total: bool = False,
     ) -> JobPage:
-        """Newest first. since, until: of when they were submitted, aware."""
-        return await self.send(calls.jobs(state, labels, name, project, since, until, limit, cursor))
+        """As Client.jobs."""
+        return await self.send(calls.jobs(state, labels, name, project, since, until, limit, cursor, user, sort, total))
 
     async def all_jobs(self, *, state: Sequence[str] = ()) -> AsyncIterator[JobSummary]:
         cursor: str | None = None
@@ -369,6 +373,53 @@ class AsyncClient:
     async def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
         """What was asked for, newest first."""
         return await self.send(access_calls.audit(limit, cursor))
+
+    # --- webhooks ------------------------------------------------------------------------------------------------------
+
+    async def create_webhook(
+        self,
+        name: str,
+        url: str,
+        *,
+        events: Sequence[str] = (),
+        projects: Sequence[str] = (),
+        labels: Mapping[str, str] | None = None,
+    ) -> MadeWebhookView:
+        """Have a URL told of what happens from now on; of events, projects and labels, none means any.
+
+        The secret in this answer is nowhere else: `api.client.webhooks` checks with it what comes.
+        """
+        return await self.send(hook_calls.create(name, url, events, projects, labels))
+
+    async def webhooks(self) -> list[WebhookView]:
+        """Oldest first."""
+        return await self.send(hook_calls.webhooks())
+
+    async def webhook(self, webhook: str) -> WebhookView:
+        return await self.send(hook_calls.webhook(webhook))
+
+    async def delete_webhook(self, webhook: str) -> None:
+        """With what it was to be told."""
+        await self.send(hook_calls.remove(webhook))
+
+    async def pause_webhook(self, webhook: str) -> WebhookView:
+        """What is pending waits; what happens meanwhile it is not told."""
+        return await self.send(hook_calls.verb(webhook, "pause"))
+
+    async def resume_webhook(self, webhook: str) -> WebhookView:
+        return await self.send(hook_calls.verb(webhook, "resume"))
+
+    async def test_webhook(self, webhook: str) -> DeliveryView:
+        """Send it a ping."""
+        return await self.send(hook_calls.test(webhook))
+
+    async def deliveries(self, webhook: str) -> list[DeliveryView]:
+        """What it was told or is to be told, newest first."""
+        return await self.send(hook_calls.deliveries(webhook))
+
+    async def redeliver(self, webhook: str, delivery: str) -> DeliveryView:
+        """Send it once more, under the same id."""
+        return await self.send(hook_calls.redeliver(webhook, delivery))
 
     # --- sending -------------------------------------------------------------------------------------------------------
 

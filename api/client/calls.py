@@ -97,9 +97,13 @@ def jobs(
     until: datetime | None = None,
     limit: int = 50,
     cursor: str | None = None,
+    user: str | None = None,
+    sort: str | None = None,
+    total: bool = False,
 ) -> Call[JobPage]:
     carried = [f"{name}={value}" for name, value in (labels or {}).items()]
     given = {"name": name, "project": project, "since": _instant(since), "until": _instant(until), "cursor": cursor}
+    given |= {"user": user, "sort": sort, "total": "true" if total else None}
     params = {"limit": limit, "state": list(state), "label": carried}
     params |= {name: value for name, value in given.items() if value is not None}
     return Call(method="GET", path="/api/v1/jobs", read=one(JobPage), params=params)

@@ -16,6 +16,7 @@ import httpx2
 
 from api.access_shapes import DAY_S, AuditPage, MintedView, TokenView, WhoView
 from api.chaos import FaultRequest
+from api.hook_shapes import DeliveryView, MadeWebhookView, WebhookView
 from api.plan_views import ForecastView
 from api.views import (
     TERMINAL,
@@ -37,7 +38,7 @@ from api.views import (
     WaitingView,
 )
 
-from . import access_calls, calls
+from . import access_calls, calls, hook_calls
 from .calls import BEGINNING, Call, JobLike, LogChunk, read_job_file
 from .credentials import headers_for
 from .errors import ApiError, StillRunning, Unreachable
@@ -106,9 +107,15 @@ class Client:
         until: datetime | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        user: str | None = None,
+        sort: Literal["-created_at", "created_at", "-finished_at", "finished_at"] | None = None,
+        total: bool = False,
     ) -> JobPage:
-        """Newest first. since, until: of when they were submitted, aware."""
-        return self.send(calls.jobs(state, labels, name, project, since, until, limit, cursor))
+        """Newest first, or as `sort` says: by finished_at, only those that are over. A cursor is of one order.
+
+        since, until: of when they were submitted, aware. user: name or id of the token they were submitted with.
+        """
+        return self.send(calls.jobs(state, labels, name, project, since, until, limit, cursor, user, sort, total))
 
     def all_jobs(self, *, state: Sequence[str] = ()) -> Iterator[JobSummary]:
         cursor: str | None = None
@@ -368,6 +375,53 @@ class Client:
     def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
         """What was asked for, newest first."""
         return self.send(access_calls.audit(limit, cursor))
+
+    # --- webhooks ------------------------------------------------------------------------------------------------------
+
+    def create_webhook(
+        self,
+        name: str,
+        url: str,
+        *,
+        events: Sequence[str] = (),
+        projects: Sequence[str] = (),
+        labels: Mapping[str, str] | None = None,
+    ) -> MadeWebhookView:
+        """Have a URL told of what happens from now on; of events, projects and labels, none means any.
+
+        The secret in this answer is nowhere else: `api.client.webhooks` checks with it what comes.
+        """
+        return self.send(hook_calls.create(name, url, events, projects, labels))
+
+    def webhooks(self) -> list[WebhookView]:
+        """Oldest first."""
+        return self.send(hook_calls.webhooks())
+
+    def webhook(self, webhook: str) -> WebhookView:
+        return self.send(hook_calls.webhook(webhook))
+
+    def delete_webhook(self, webhook: str) -> None:
+        """With what it was to be told."""
+        self.send(hook_calls.remove(webhook))
+
+    def pause_webhook(self, webhook: str) -> WebhookView:
+        """What is pending waits; what happens meanwhile it is not told."""
+        return self.send(hook_calls.verb(webhook, "pause"))
+
+    def resume_webhook(self, webhook: str) -> WebhookView:
+        return self.send(hook_calls.verb(webhook, "resume"))
+
+    def test_webhook(self, webhook: str) -> DeliveryView:
+        """Send it a ping."""
+        return self.send(hook_calls.test(webhook))
+
+    def deliveries(self, webhook: str) -> list[DeliveryView]:
+        """What it was told or is to be told, newest first."""
+        return self.send(hook_calls.deliveries(webhook))
+
+    def redeliver(self, webhook: str, delivery: str) -> DeliveryView:
+        """Send it once more, under the same id."""
+        return self.send(hook_calls.redeliver(webhook, delivery))
 
     # --- sending -------------------------------------------------------------------------------------------------------
 

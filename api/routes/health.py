@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
@@ -17,6 +17,7 @@ from ..chaos import KINDS as FAULT_KINDS
 from ..chaos import fields_of
 from ..deps import TheDesk, TheMetrics, TheSettings
 from ..problems import Problem
+from .hooks import Webhooks
 
 router = APIRouter(tags=["health"])
 OK = "ok"
@@ -72,5 +73,6 @@ def _fault_kind(kind: FaultKind, words: str) -> views.FaultKindView:
 
 
 @router.get("/metrics", response_class=Response)
-async def prometheus(desk: TheDesk, metrics: TheMetrics) -> Response:
-    return Response(await metrics.render(desk), media_type=CONTENT_TYPE_LATEST)
+async def prometheus(request: Request, desk: TheDesk, metrics: TheMetrics) -> Response:
+    webhooks: Webhooks | None = request.app.state.webhooks
+    return Response(await metrics.render(desk, webhooks.store if webhooks else None), media_type=CONTENT_TYPE_LATEST)

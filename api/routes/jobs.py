@@ -26,7 +26,7 @@ from orchestrator.domain.job import JobRecord
 from orchestrator.domain.spec import JobSpec
 from orchestrator.domain.state import JobStatus, Probing, Queued
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
-from orchestrator.ports import Desk
+from orchestrator.ports import Desk, Sort
 
 from .. import projections, views
 from ..access import ThePrincipal
@@ -41,6 +41,7 @@ REPLAYED = "Idempotency-Replayed"
 MAX_LIMIT = 200
 BEGINNING = "0"
 HISTORY_AT_ONCE = 1000
+MAX_COUNTED = 10_000
 MAX_PAGES = 50
 """A filtered list looks at this many pages at most; it may then be short, or empty, and still have a next cursor."""
 
@@ -57,7 +58,9 @@ async def submit(
     """Record a job. The same Idempotency-Key with the same job answers 200 and the first job; with another job, 422."""
     spec, now = _spec(read(JobFile, parse(text, request)), principal), time.time()
     try:
-        job, is_new = await desk.submit(new_job_id(now), spec, now, key and _kept(principal, key), _hash(spec))
+        job, is_new = await desk.submit(
+            new_job_id(now), spec, now, key and _kept(principal, key), _hash(spec), principal.submitter
+        )
     except Conflict as error:
         detail = f"Idempotency-Key {key!r} was used for another job; send a new key"
         raise Problem(422, "key-reused", detail) from error
@@ -87,7 +90,7 @@ async def submit_as(
     except NotFound:
         response.status_code = 201
     try:
-        await desk.submit(job, spec, time.time(), None, _hash(spec))
+        await desk.submit(job, spec, time.time(), None, _hash(spec), principal.submitter)
     except Conflict as error:
         raise conflict(f"{job} is another job's id already; choose another one") from error
     shown = projections.submitted(await desk.get(job))
@@ -129,8 +132,15 @@ async def list_jobs(
     project: Annotated[str | None, Query(max_length=63, description="Only jobs of this project.")] = None,
     since: Annotated[AwareDatetime | None, Query(description="Only jobs submitted at or after this; RFC 3339.")] = None,
     until: Annotated[AwareDatetime | None, Query(description="Only jobs submitted before this; RFC 3339.")] = None,
+    user: Annotated[
+        str | None, Query(max_length=200, description="Only jobs submitted with the token of this name or id.")
+    ] = None,
+    sort: Annotated[
+        Sort, Query(description="By finished_at: only jobs that are over. A cursor is of one order.")
+    ] = Sort.NEWEST,
+    total: Annotated[bool, Query(description="Count those of all pages, too; that takes looking at each.")] = False,
 ) -> views.JobPage:
-    """Newest first; `next_cursor` is null on the last page."""
+    """Newest first where nothing else is asked for; `next_cursor` is null on the last page."""
     wanted = Wanted(
         states=tuple(state or ()),
         labels=dict(one.split("=", 1) for one in label or ()),
@@ -138,19 +148,38 @@ async def list_jobs(
         project=project,
         since=since.timestamp() if since else None,
         until=until.timestamp() if until else None,
+        user=user,
     )
+    counted, is_whole = await _count(desk, wanted, sort) if total else (None, True)
     found: list[JobRecord] = []
     for _ in range(MAX_PAGES):
         # Never more than are still wanted, so that the desk's cursor is exactly where this page ends.
-        page = await desk.list(limit - len(found), cursor)
+        page = await desk.list(limit - len(found), cursor, sort)
         found.extend(record for record in page.jobs if wanted.has(record))
         cursor = page.next_cursor
         if cursor is None or len(found) == limit:
             break
     line = {one.job: one for one in await desk.queue()}
     return views.JobPage(
-        jobs=tuple(projections.summary(record, line.get(record.id)) for record in found), next_cursor=cursor
+        jobs=tuple(projections.summary(record, line.get(record.id)) for record in found),
+        next_cursor=cursor,
+        total=counted,
+        total_is_whole=is_whole,
     )
+
+
+async def _count(desk: Desk, wanted: Wanted, sort: Sort) -> tuple[int, bool]:
+    """How many jobs are so, and whether all were looked at."""
+    if wanted == Wanted() and not sort.is_of_finished and (known := await desk.count()) is not None:
+        return known, True
+    found, cursor = 0, None
+    for _ in range(MAX_COUNTED // MAX_LIMIT):
+        page = await desk.list(MAX_LIMIT, cursor, sort)
+        found += sum(wanted.has(record) for record in page.jobs)
+        cursor = page.next_cursor
+        if cursor is None:
+            return found, True
+    return found, False
 
 
 @router.get("/{job_id}")

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from orchestrator.domain.access import Submitter
 from orchestrator.domain.admission import Admission
 from orchestrator.domain.attic import Retention, Retired, archived, ended_at
 from orchestrator.domain.cluster import Node
@@ -24,9 +25,10 @@ from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.revision import mark_of
 from orchestrator.domain.spec import JobSpec
 from orchestrator.domain.state import TERMINAL
-from orchestrator.ports import Commit, Gap, Loaded, Page
+from orchestrator.ports import Commit, Gap, Loaded, Page, Sort
 
-from .redis_desk import KEY_TTL_S, Item, in_reading_order, job_of, number_of, outdated, submission
+from .redis_desk import KEY_TTL_S, Item, in_reading_order, job_of, outdated, submission
+from .redis_lists import end_place, number_of, read_end_place
 from .redis_store import HISTORY_CAP, MAX_RETIRED, STEPS_CAP, in_order, went_back
 
 Entry = HistoryEntry | StepRecord
@@ -177,14 +179,16 @@ class MemoryStore:
 
     # --- Desk -------------------------------------------------------------------------------------------------------------
 
-    async def submit(self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str) -> tuple[JobId, bool]:
+    async def submit(
+        self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str, by: Submitter | None = None
+    ) -> tuple[JobId, bool]:
         used = self._keys.get(key) if key else None
         if used and used[2] > self._clock():
             before, its_body = used[:2]
         elif job in self._jobs:
             before, its_body = job, self._bodies.get(job, "")
         else:
-            record, command, entry = submission(job, spec, at)
+            record, command, entry = submission(job, spec, at, by)
             self._jobs[job] = record
             self._bodies[job] = body_hash
             if key:
@@ -218,12 +222,27 @@ class MemoryStore:
             raise NotFound(f"there is no job {job}; list the jobs to see what there is")
         return self._jobs[job]
 
-    async def list(self, limit: int, cursor: str | None) -> Page:
-        made = list(enumerate(self._jobs, start=1))
-        below = len(made) + 1 if cursor is None else number_of(cursor)
-        older = [(number, id) for number, id in reversed(made) if number < below]
-        more = str(older[limit - 1][0]) if len(older) > limit else None
-        return Page(jobs=tuple(self._jobs[id] for _, id in older[:limit]), next_cursor=more)
+    async def list(self, limit: int, cursor: str | None, sort: Sort = Sort.NEWEST) -> Page:
+        places: list[tuple[float, JobId]] = [(number, id) for number, id in enumerate(self._jobs, start=1)]
+        last: tuple[float, JobId] | None = (
+            (number_of(cursor), JobId("")) if cursor is not None and not sort.is_of_finished else None
+        )
+        if sort.is_of_finished:
+            ends = ((ended_at(record), id) for id, record in self._jobs.items())
+            places = [(at, id) for at, id in ends if at is not None]
+            last = None if cursor is None else read_end_place(cursor)
+        elif cursor is not None:
+            last = (number_of(cursor) + (not sort.is_descending), JobId(""))
+        places.sort(reverse=sort.is_descending)
+        left = [one for one in places if last is None or (one < last if sort.is_descending else one > last)]
+        more = None
+        if len(left) > limit > 0:
+            at, id = left[limit - 1]
+            more = end_place(at, id) if sort.is_of_finished else str(int(at))
+        return Page(jobs=tuple(self._jobs[id] for _, id in left[:limit]), next_cursor=more)
+
+    async def count(self) -> int | None:
+        return len(self._jobs)
 
     async def nodes(self) -> tuple[Node, ...]:
         return self._nodes

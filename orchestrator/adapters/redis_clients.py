@@ -6,12 +6,13 @@ waits: blocking reads, with a socket timeout above the block time. Errors leave 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import Connection, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -29,6 +30,22 @@ class RedisAddress:
     host: str
     port: int
     password: str | None = None
+
+
+class _Connection(Connection):
+    """Cancellation always ends what waits for it.
+
+    redis-py writes under `asyncio.wait_for`, which before Python 3.12 drops a cancellation that comes as the write ends. A
+    loop that reads would then go on for ever: a supervisor that has lost its lease could not end.
+    """
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        limit, self.socket_timeout = self.socket_timeout, None
+        try:
+            async with asyncio.timeout(limit):
+                await super().send_packed_command(command, check_health)
+        finally:
+            self.socket_timeout = limit
 
 
 class RedisClients:
@@ -60,7 +77,8 @@ class RedisClients:
             await client.aclose()
 
     def _client(self, timeout_s: float, retry: Retry) -> Redis:
-        return Redis(
+        pool = ConnectionPool(
+            connection_class=_Connection,
             host=self.address.host,
             port=self.address.port,
             password=self.address.password,
@@ -72,6 +90,7 @@ class RedisClients:
             client_name="everstep",
             protocol=2,  # one shape of answers, whatever the client library's version
         )
+        return Redis.from_pool(pool)
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from orchestrator.domain import codec
+from orchestrator.domain.access import Submitter
 from orchestrator.domain.admission import Admission
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
-from orchestrator.domain.errors import Conflict, EverstepError, NotFound, Outdated, Refused, Unavailable
+from orchestrator.domain.errors import Conflict, EverstepError, NotFound, Outdated, Unavailable
 from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord
@@ -23,11 +24,13 @@ from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.spec import JobSpec
 from orchestrator.domain.state import JobStatus, Probing
-from orchestrator.ports import Gap, Page
+from orchestrator.ports import Gap, Page, Sort
 
 from . import redis_keys as keys
+from . import redis_lists
 from . import redis_scripts as scripts
 from .redis_clients import BLOCK_S, RedisAddress, RedisClients, status, text, unavailable
+from .redis_lists import number_of
 from .redis_store import (
     HISTORY_CAP,
     decode_admissions,
@@ -60,8 +63,10 @@ class RedisDesk:
 
     # --- in ---------------------------------------------------------------------------------------------------------------
 
-    async def submit(self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str) -> tuple[JobId, bool]:
-        record, command, entry = submission(job, spec, at)
+    async def submit(
+        self, job: JobId, spec: JobSpec, at: float, key: str | None, body_hash: str, by: Submitter | None = None
+    ) -> tuple[JobId, bool]:
+        record, command, entry = submission(job, spec, at, by)
         answer = await self._clients.write(
             scripts.SUBMIT,
             *(job, codec.dumps(record), codec.dumps(command), codec.dumps(entry)),
@@ -106,18 +111,17 @@ class RedisDesk:
             raise NotFound(f"there is no job {job}; list the jobs to see what there is")
         return self._decode(job, data)
 
-    async def list(self, limit: int, cursor: str | None) -> Page:
+    async def list(self, limit: int, cursor: str | None, sort: Sort = Sort.NEWEST) -> Page:
         """cursor: the place of the last job of the page before, so that new jobs shift nothing."""
-        below = "+inf" if cursor is None else f"({number_of(cursor)}"
         with unavailable(self._clients.address):
-            found: Any = await self._clients.reads.zrevrangebyscore(
-                keys.JOBS, below, "-inf", start=0, num=limit + 1, withscores=True
-            )
-            ids = [JobId(text(id)) for id, _ in found[:limit]]
-            records = await self._clients.reads.mget([keys.job(id) for id in ids]) if ids else []
-        more = str(int(found[limit - 1][1])) if len(found) > limit > 0 else None
+            ids, more = await redis_lists.page(self._clients.reads, limit, cursor, sort)
+            records: Any = await self._clients.reads.mget([keys.job(id) for id in ids]) if ids else []
         jobs = tuple(self._decode(id, data) for id, data in zip(ids, records, strict=True) if data)
         return Page(jobs=jobs, next_cursor=more)
+
+    async def count(self) -> int | None:
+        with unavailable(self._clients.address):
+            return int(await self._clients.reads.zcard(keys.JOBS))
 
     def _decode(self, job: JobId, data: bytes | str) -> JobRecord:
         """Most of what is asked for again has not changed, and comparing it costs a hundredth of decoding it."""
@@ -249,13 +253,15 @@ class RedisDesk:
         return "ok" if holder else "no supervisor holds the lease; running jobs go on, nothing new is decided"
 
 
-def submission(job: JobId, spec: JobSpec, at: float) -> tuple[JobRecord, JobSubmitted, HistoryEntry]:
+def submission(
+    job: JobId, spec: JobSpec, at: float, by: Submitter | None = None
+) -> tuple[JobRecord, JobSubmitted, HistoryEntry]:
     """What one submission writes."""
-    record = JobRecord(id=job, spec=spec, state=Probing(), created_at=at)
+    record = JobRecord(id=job, spec=spec, state=Probing(), created_at=at, by=by)
     entry = HistoryEntry(
         job=job, at=at, type="submitted", message=f"submitted as {spec.name}", status=JobStatus.PENDING.value
     )
-    return record, JobSubmitted(job=job, spec=spec, at=at), entry
+    return record, JobSubmitted(job=job, spec=spec, at=at, by=by), entry
 
 
 def _place(id: str) -> tuple[int, int]:
@@ -292,14 +298,6 @@ def _items(found: Any, wanted: type, after: int) -> list[Item]:
             items.append((str(number - 1), Gap(resumes_at=str(number))))
         items.append((str(number), codec.loads(wanted, fields[keys.ENTRY.encode()])))
     return items
-
-
-def number_of(id: str) -> int:
-    """Of an id or a page's cursor. Raises Refused."""
-    head = id.removesuffix("-0")
-    if not head.isascii() or not head.isdigit() or len(head) > 15:
-        raise Refused(f"{id!r} is not an id of this stream; use one that was sent before, or 0 for the beginning")
-    return int(head)
 
 
 def _check_full(outcome: str) -> None:

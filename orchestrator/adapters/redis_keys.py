@@ -18,6 +18,13 @@ tokens, tokens:by       hashes: id -> token; digest of its text -> id
 tokens:used             hash: id -> when it was used last
 session|code:<digest>   id of the token that a browser's session or a login link stands for
 audit                   stream: who asked for what, and what came of it
+hooks, hooks:standing   hashes: id -> webhook; id -> how it fares
+hooks:lease             who sends, gone when it stops renewing
+hooks:made, hooks:read  submissions known to webhooks; hash: job -> the newest entry of its history that was looked at
+hooks:nodes             nodes as webhooks were told of them
+hooks:messages          how many there ever were: what orders them
+hooks:due               "hook/delivery" by when it is to be sent
+hook:<id>:deliveries    hash: id -> delivery; :order has the ids by age, :held what waits while the hook is paused
 key:<key>               Idempotency-Key -> "job body-hash"
 request:<id>            the answer to a write whose answer may have been lost
 probe                   written and read back by health checks
@@ -52,6 +59,11 @@ TOKENS = PREFIX + "tokens"
 TOKENS_BY = PREFIX + "tokens:by"
 TOKENS_USED = PREFIX + "tokens:used"
 AUDIT = PREFIX + "audit"
+HOOKS = PREFIX + "hooks"
+HOOKS_STANDING = PREFIX + "hooks:standing"
+HOOKS_MADE = PREFIX + "hooks:made"
+HOOKS_NODES = PREFIX + "hooks:nodes"
+HOOKS_DUE = PREFIX + "hooks:due"
 
 HISTORY, STEPS = "history", "steps"
 ENTRY, PREVIOUS = "e", "p"
@@ -68,6 +80,14 @@ def access_pass(kind: str, digest: str) -> str:
 
 def passes_of(kind: str, holder: str) -> str:
     return f"{PREFIX}{kind}s-of:{holder}"
+
+
+def deliveries(hook: str) -> str:
+    return f"{PREFIX}hook:{hook}:deliveries"
+
+
+def deliveries_order(hook: str) -> str:
+    return f"{PREFIX}hook:{hook}:order"
 
 
 def ids(id: JobId) -> str:

@@ -42,6 +42,10 @@ class Principal:
     def may(self, role: Role) -> bool:
         return any(role in INCLUDES[own] for own in self.roles)
 
+    @property
+    def submitter(self) -> Submitter:
+        return Submitter(id=self.id, name=self.name)
+
     def reaches(self, project: str) -> bool:
         return not self.projects or project in self.projects
 
@@ -50,6 +54,18 @@ class Principal:
         return all(self.may(role) for role in roles) and (
             not self.projects or (bool(projects) and set(projects) <= set(self.projects))
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitter:
+    """Whose token a job was submitted with: what finds it again, whatever becomes of the token."""
+
+    id: str
+    name: str
+
+    def is_called(self, asked: str) -> bool:
+        """Names are people's words and may be shared; an id is one token's."""
+        return asked in (self.id, self.name)
 
 
 LOCAL = Principal(id="local", name="local admin", roles=(Role.ADMIN, Role.CHAOS))

@@ -43,6 +43,7 @@ def archived(record: JobRecord, now: float) -> JobRecord:
         spec=record.spec,
         state=state,
         created_at=record.created_at,
+        by=record.by,
         size=record.size,
         turn=record.turn,
         generation=record.generation,

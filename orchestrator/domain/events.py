@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from .access import Submitter
 from .admission import Checked
 from .checkpoint import CheckpointRef
 from .cluster import Node
@@ -31,6 +32,7 @@ class JobSubmitted:
     job: JobId
     spec: JobSpec
     at: float
+    by: Submitter | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

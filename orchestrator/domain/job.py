@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .access import Submitter
 from .balance import Rebalance, Straggler
 from .checkpoint import After, Canary, CheckpointRef, Pacing, SaveCost, ShardRef
 from .copying import Copying
@@ -86,6 +87,8 @@ class JobRecord:
     state: JobState
     created_at: float
     version: int = STATE_VERSION
+    by: Submitter | None = None
+    """Who submitted it; None where nobody was asked, or before that was kept."""
     profile: Profile | None = None
     size: Size | None = None
     """As it was last changed; None: as the job was submitted."""

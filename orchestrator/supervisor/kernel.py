@@ -237,9 +237,9 @@ class _Cycle:
             case NodeChecked():
                 self.admissions.hear(one, self._kinds(), table(self.rows))
                 return
-            case JobSubmitted(job=job, spec=spec, at=at):
+            case JobSubmitted(job=job, spec=spec, at=at, by=by):
                 if job not in self.jobs:
-                    self.jobs[job] = JobRecord(id=job, spec=spec, state=Probing(), created_at=at)
+                    self.jobs[job] = JobRecord(id=job, spec=spec, state=Probing(), created_at=at, by=by)
                     self._draft(job).emit(ProbeProgram(job=job, spec=spec))
                 return
             case NodeRequested(kind=kind, num_devices=num_devices, labels=labels, count=count):

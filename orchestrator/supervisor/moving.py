@@ -20,7 +20,8 @@ from .joining import drop_join
 
 def why_move(draft: Draft, plan: Plan) -> str:
     """Why the job cannot keep this plan, in words; "" where it can."""
-    draining = [node for node in plan.nodes if node in draft.draining]
+    leaving = draft.draining
+    draining = [node for node in plan.nodes if node in leaving]
     if draining:
         return f"{', '.join(draining)} {'are' if len(draining) > 1 else 'is'} to be left"
     if given := draft.record.turn.yields & set(plan.devices):
@@ -55,7 +56,7 @@ def look_again(draft: Draft) -> None:
 def cannot_move(draft: Draft, why: str, reason: str) -> None:
     """No other plan fits: it trains on, and what it has is saved, since the node may be taken away."""
     draft.say("not_moved", f"{why}, but the job {reason}; it trains on where it is")
-    if any(node in draft.draining for node in draft.record.hosts):
+    if draft.record.hosts & draft.draining:
         checkpoint_now(draft)
 
 

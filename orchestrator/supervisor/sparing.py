@@ -60,8 +60,9 @@ def reserved(draft: Draft, nodes: Mapping[NodeId, Node], devices: frozenset[Devi
 def stand_ins(draft: Draft, plan: Plan) -> frozenset[Device]:
     """Devices that stand by for nodes of the plan that drain: one spare for each, those that are ready alone."""
     record = draft.record
-    leaving = [node for node in plan.nodes if node in draft.draining]
-    away = draft.draining | record.unreachable
+    draining = draft.draining
+    leaving = [node for node in plan.nodes if node in draining]
+    away = draining | record.unreachable
     ready = [spare for node, spare in sorted(record.spares.items()) if spare.is_ready and node not in away]
     return frozenset(device for spare in ready[: len(leaving)] for device in spare.devices)
 

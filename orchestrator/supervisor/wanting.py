@@ -144,7 +144,8 @@ def want_devices(draft: Draft, nodes: Mapping[NodeId, Node], allotment: Allotmen
             # whatever were planned from the rest would be no larger.
             waits = record.join is not None or draft.ward.awaits_tests or draft.awaits_nodes or _is_silent(plan, nodes)
             waits = waits or (must and record.target is not None) or record.pause is not None
-            leaving = frozenset(device for device in trusted if device.node in draft.draining)
+            draining = draft.draining
+            leaving = frozenset(device for device in trusted if device.node in draining)
             kept = draft.spare_devices - stand_ins(draft, plan)
             options = [] if waits else [trusted - kept - leaving]
         case Reforming(forming=None):

@@ -18,6 +18,7 @@ from orchestrator.adapters.embedded_redis import EmbeddedRedis, bundled_server
 from orchestrator.adapters.memory import MemoryStore
 from orchestrator.adapters.redis_desk import RedisDesk
 from orchestrator.adapters.redis_store import RedisStore
+from orchestrator.domain.access import Submitter
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.cordon import Cordon
@@ -31,7 +32,7 @@ from orchestrator.domain.queue import Project, Waiting, WaitReason
 from orchestrator.domain.size import Size
 from orchestrator.domain.spec import DataSpec, JobSpec, TrainSpec
 from orchestrator.domain.state import Probing, Queued, Succeeded
-from orchestrator.ports import Commit, Desk, Gap, StateStore
+from orchestrator.ports import Commit, Desk, Gap, Sort, StateStore
 from tests.admitted import ADMISSIONS
 
 pytestmark = pytest.mark.timeout(120)
@@ -457,8 +458,54 @@ async def test_list_is_newest_first_and_pages_hold_still_while_jobs_arrive(kind:
     third = await desk.list(2, second.next_cursor)
     assert [job.id for job in second.jobs + third.jobs] == [ids[2], ids[1], ids[0]]
     assert third.next_cursor is None
-    with pytest.raises(Refused):
-        await desk.list(2, "no such place")
+    assert [job.id for job in (await desk.list(3, None, Sort.OLDEST)).jobs] == ids[:3]
+    oldest = await desk.list(3, None, Sort.OLDEST)
+    assert [job.id for job in (await desk.list(3, oldest.next_cursor, Sort.OLDEST)).jobs] == [*ids[3:], A]
+    assert await desk.count() == 6
+    for sort in Sort:
+        with pytest.raises(Refused):
+            await desk.list(2, "no such place", sort)
+
+
+@running
+async def test_list_by_end_holds_still_while_jobs_end_and_are_archived_also_those_of_one_instant(kind: Kind) -> None:
+    store, desk = kind.open()
+    term = await held(store)
+    ends = {JobId(f"job-{n}"): 100.0 + n // 3 for n in range(9)}  # three at each of three instants
+    jobs = {job: replace(a_job(), id=job, state=Succeeded(at=at)) for job, at in ends.items()}
+    await store.commit(term, Commit(jobs={A: a_job(), **jobs}))
+    wanted = sorted(ends, key=lambda job: (ends[job], job))
+    for sort, order in ((Sort.FIRST_FINISHED, wanted), (Sort.LAST_FINISHED, wanted[::-1])):
+        for limit in (1, 2, 4, 9, 20):
+            found: list[JobId] = []
+            cursor = None
+            while True:
+                page = await desk.list(limit, cursor, sort)
+                found += [job.id for job in page.jobs]
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+            assert found == order, f"{sort} in pages of {limit}"
+    first = await desk.list(4, None, Sort.LAST_FINISHED)
+    late = JobId("job-late")
+    await store.commit(term, Commit(jobs={late: replace(a_job(), id=late, state=Succeeded(at=200.0))}))
+    await store.retire(term, 300.0, Retention(kept_s=199.5, kept_jobs=100, archived_s=1000.0))
+    rest = await desk.list(20, first.next_cursor, Sort.LAST_FINISHED)
+    assert [job.id for job in first.jobs + rest.jobs] == wanted[::-1] and rest.next_cursor is None
+    assert {job.archived_at for job in rest.jobs} == {None, 300.0}
+
+
+@running
+async def test_a_job_keeps_who_submitted_it_also_in_the_archive(kind: Kind) -> None:
+    store, desk = kind.open()
+    term, by = await held(store), Submitter(id="tok-1", name="ci")
+    await desk.submit(A, SPEC, 10.0, None, "body", by)
+    ((id, command),) = await store.commands("0", 1.0)
+    assert command == JobSubmitted(job=A, spec=SPEC, at=10.0, by=by) and (await desk.get(A)).by == by
+    await store.commit(term, Commit(jobs={A: replace(a_job(), by=by, state=Succeeded(at=1.0))}, cursor=id))
+    await store.retire(term, 300.0, Retention(kept_s=1.0))
+    archived = await desk.get(A)
+    assert archived.archived_at == 300.0 and archived.by == by
 
 
 @running

@@ -41,7 +41,7 @@ def test_flipped_bits_are_undone_and_accused_devices_come_back_after_their_self_
         async with a_rig(tmp_path, num_devices=2) as rig:
 
             async def disturb(step: int) -> None:
-                if sum(entry.type == "released" for entry in rig.history) == 3:
+                if sum(entry.type == "released" for entry in rig.history) >= 3:
                     await rig.store.command(CancelRequested(job=JOB))
                 is_judged = sum(entry.type == "fault_judged" for entry in rig.history) == 3 - len(asked)
                 due = min(asked, default=step + 1)

@@ -180,6 +180,16 @@ def test_a_flipped_bit_is_found_by_its_own_rank_before_anything_is_made_of_it(
 
 
 @pytest.mark.parametrize("part", ["owned", "mirrored"])
+def test_one_that_flips_right_before_copies_are_compared_is_its_own_ranks_too(
+    part: Literal["owned", "mirrored"], tmp_path: Path
+) -> None:
+    said = run(spec(every=5, compare_every=0), 9, Harm(0, 5, part, at="after_gather"), tmp_path)
+    assert said[0].report.found == Disagrees(rank=Rank(0), about="memory") and said[0].report.held is None
+    assert said[1].report.found is None and said[1].report.held and said[1].report.held.step == 5, "nothing is rolled back"
+    assert not [shard for one in said for shard in one.shards]
+
+
+@pytest.mark.parametrize("part", ["owned", "mirrored"])
 def test_an_update_that_came_out_wrong_is_found_by_the_mirror_and_a_checkpoint_continues_the_curve(
     part: Literal["owned", "mirrored"], tmp_path: Path
 ) -> None:

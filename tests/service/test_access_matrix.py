@@ -43,6 +43,7 @@ class Asked:
 
 
 J = "/api/v1/jobs/{job}"
+W = "/api/v1/webhooks"  # whose they are: test_webhooks.py
 ROUTES: dict[str, Asked] = {
     "submit": Asked(OPERATOR, "jobs", "POST", "/api/v1/jobs", JOB_FILE),
     "list_jobs": Asked(VIEWER, "jobs", "GET", "/api/v1/jobs"),
@@ -92,6 +93,15 @@ ROUTES: dict[str, Asked] = {
     "list_tokens": Asked(ADMIN, "cluster", "GET", "/api/v1/tokens"),
     "revoke_token": Asked(ADMIN, "cluster", "DELETE", "/api/v1/tokens/tok-none"),
     "audit_log": Asked(ADMIN, "cluster", "GET", "/api/v1/audit"),
+    "create_webhook": Asked(ADMIN, "self", "POST", W, {"name": "ops", "url": "https://hooks.example/"}),
+    "list_webhooks": Asked(ADMIN, "self", "GET", W),
+    "get_webhook": Asked(ADMIN, "self", "GET", f"{W}/wh-0"),
+    "delete_webhook": Asked(ADMIN, "self", "DELETE", f"{W}/wh-0"),
+    "pause_webhook": Asked(ADMIN, "self", "POST", f"{W}/wh-0:pause"),
+    "resume_webhook": Asked(ADMIN, "self", "POST", f"{W}/wh-0:resume"),
+    "test_webhook": Asked(ADMIN, "self", "POST", f"{W}/wh-0:test"),
+    "list_deliveries": Asked(ADMIN, "self", "GET", f"{W}/wh-0/deliveries"),
+    "redeliver": Asked(ADMIN, "self", "POST", f"{W}/wh-0/deliveries/msg-0:redeliver"),
 }
 MINE, FOREIGN = "job-mine", "job-foreign"
 
@@ -246,6 +256,8 @@ def _fits(asked: str, template: str) -> bool:
         template.replace("{job_id}", "{job}")
         .replace("{node}", "node-1")
         .replace("{token_id}", "tok-none")
+        .replace("{webhook_id}", "wh-0")
+        .replace("{delivery_id}", "msg-0")
         .replace("{name}", "mine")
     )
     return filled == asked.partition("?")[0]

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from api.client import ApiError, Client, Unreachable
+from orchestrator.domain.access import Role, Submitter
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.codec import encode
 from orchestrator.domain.errors import Unavailable
@@ -26,6 +28,7 @@ from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.incident import Incident
 from orchestrator.domain.state import Cancelled, Closing, Failed, Queued, Reforming, Running, Succeeded
 from tests.desk import NOW, a_plan, first_generation
+from tests.keys import guarded
 from tests.served import JOB, Served, running
 
 pytestmark = pytest.mark.timeout(120)
@@ -226,6 +229,43 @@ def test_jobs_are_listed_by_name_project_and_when_they_were_submitted(
     assert listed(until=at) == []
     refused = http.get("/api/v1/jobs?since=2026-05-01T12:00:00")
     assert refused.status_code == 422, "an instant without a zone is nobody's"
+
+
+def test_jobs_are_sorted_counted_on_request_and_found_by_who_submitted_them(
+    served: Served, client: Client, http: httpx2.Client
+) -> None:
+    ci, lab = Submitter(id="tok-1", name="ci"), Submitter(id="tok-2", name="lab")
+    for number, by in enumerate((ci, lab, ci, None)):
+        served.desk.add(f"job-{number}", by=by)
+    for number, at in ((0, NOW + 9), (2, NOW + 3)):
+        served.desk.change(served.desk.record(f"job-{number}"), state=Succeeded(at=at))
+
+    def listed(**asked: Any) -> list[str]:
+        return [job.id for job in client.jobs(**asked).jobs]
+
+    assert listed(sort="created_at") == [f"job-{number}" for number in range(4)]
+    assert listed(sort="finished_at") == ["job-2", "job-0"] and listed(sort="-finished_at") == ["job-0", "job-2"]
+    first = client.jobs(sort="finished_at", limit=1)
+    assert listed(sort="finished_at", limit=1, cursor=first.next_cursor) == ["job-0"]
+    with pytest.raises(ApiError, match="is not an id"):
+        client.jobs(cursor=first.next_cursor)
+    assert listed(user="ci") == listed(user="tok-1") == ["job-2", "job-0"] and listed(user="nobody") == []
+    assert client.job("job-1").user == "lab" and client.job("job-3").user is None
+    assert client.jobs().total is None, "it is counted only where that is asked for"
+    assert client.jobs(limit=1, total=True).total == 4
+    assert client.jobs(limit=1, total=True, user="ci").total == 2
+    assert client.jobs(total=True, sort="finished_at").total == 2 and client.jobs(total=True).total_is_whole
+    assert http.get("/api/v1/jobs?sort=name").status_code == 422
+
+
+def test_who_submits_a_job_is_kept_with_it(tmp_path: Path) -> None:
+    with guarded(tmp_path) as server, Client(server.url, token=server.token("ci", Role.OPERATOR)) as client:
+        own = client.submit(a_file(), id="job-own")
+        other = client.submit(a_file())
+        with Client(server.url, token=server.owner) as owner:
+            owner.submit(a_file())
+            assert {job.id for job in owner.jobs(user="ci").jobs} == {own.id, other.id}
+            assert len(owner.jobs(user="local admin").jobs) == 1
 
 
 def test_a_running_job_shows_its_plan_seats_and_rate(served: Served, client: Client) -> None:

@@ -16,6 +16,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from api.cli.main import app
+from orchestrator.domain.access import Submitter
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.cluster import Node
 from orchestrator.domain.events import (
@@ -202,6 +203,21 @@ def test_ctrl_c_detaches_with_130_and_the_job_goes_on(served: Served) -> None:
 
 
 # --- looking -------------------------------------------------------------------------------------------------------------
+
+
+def test_ls_sorts_counts_and_finds_what_somebody_submitted(served: Served) -> None:
+    for number, by in enumerate((Submitter(id="tok-1", name="ci"), None, None)):
+        served.desk.add(f"job-{number}", by=by)
+    served.desk.change(served.desk.record("job-1"), state=Succeeded(at=NOW))
+
+    def listed(*args: str) -> list[str]:
+        return [job["id"] for job in json.loads(everstep(served, "ls", "--json", *args).stdout)["jobs"]]
+
+    assert listed("--sort", "created_at") == ["job-0", "job-1", "job-2"]
+    assert listed("--sort=-finished_at") == ["job-1"] and listed("--user", "ci") == ["job-0"]
+    assert "3 in all" in everstep(served, "ls", "--limit", "1", "--total").output
+    assert "ci" in everstep(served, "get", "job-0").output
+    assert everstep(served, "ls", "--sort", "name").exit_code == 2
 
 
 def test_ls_get_and_names(served: Served) -> None:

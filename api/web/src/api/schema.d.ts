@@ -53,7 +53,7 @@ export interface paths {
         };
         /**
          * List Jobs
-         * @description Newest first; `next_cursor` is null on the last page.
+         * @description Newest first where nothing else is asked for; `next_cursor` is null on the last page.
          */
         get: operations["list_jobs"];
         put?: never;
@@ -790,6 +790,151 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/webhooks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Webhooks
+         * @description Oldest first, without their secrets.
+         */
+        get: operations["list_webhooks"];
+        put?: never;
+        /**
+         * Create Webhook
+         * @description Have a URL told of what happens from now on. The secret that its messages are signed with is in this answer only.
+         */
+        post: operations["create_webhook"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/webhooks/{webhook_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Get Webhook */
+        get: operations["get_webhook"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete Webhook
+         * @description With its secret and its deliveries, those that wait included.
+         */
+        delete: operations["delete_webhook"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/webhooks/{webhook_id}/deliveries": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Deliveries
+         * @description Newest first; the newest five hundred are kept.
+         */
+        get: operations["list_deliveries"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/webhooks/{webhook_id}/deliveries/{delivery_id}:redeliver": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Redeliver
+         * @description Send it once more, under the same id, as often as it takes.
+         */
+        post: operations["redeliver"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/webhooks/{webhook_id}:pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause Webhook
+         * @description Have it told nothing: what is pending waits, and what happens meanwhile is not told later either.
+         */
+        post: operations["pause_webhook"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/webhooks/{webhook_id}:resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume Webhook
+         * @description Have a paused one told again, at first what was pending.
+         */
+        post: operations["resume_webhook"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/webhooks/{webhook_id}:test": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Test Webhook
+         * @description Send it a ping, also where it is paused; its deliveries tell what came of it.
+         */
+        post: operations["test_webhook"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/whoami": {
         parameters: {
             query?: never;
@@ -908,6 +1053,20 @@ export interface components {
             step_s: number | null;
             /** Why */
             why: string;
+        };
+        /**
+         * AttemptView
+         * @description code: the HTTP status that was answered; null where none was. error: why it did not count, "" where it did.
+         */
+        AttemptView: {
+            /** At */
+            at: string;
+            /** Code */
+            code: number | null;
+            /** Error */
+            error: string;
+            /** Seconds */
+            seconds: number;
         };
         /**
          * AttemptsView
@@ -1140,6 +1299,26 @@ export interface components {
              */
             text_field?: string;
         };
+        /**
+         * DeliveryView
+         * @description One message to one webhook. id: as its header webhook-id has it; the same where it is sent again.
+         */
+        DeliveryView: {
+            /** At */
+            at: string;
+            /** Attempts */
+            attempts: components["schemas"]["AttemptView"][];
+            /** Body */
+            body: string;
+            event: components["schemas"]["Occasion"];
+            /** Id */
+            id: string;
+            /** Next Try At */
+            next_try_at: string | null;
+            status: components["schemas"]["Fate"];
+            /** Tries */
+            tries: number;
+        };
         /** DrainRequest */
         DrainRequest: {
             /**
@@ -1218,6 +1397,11 @@ export interface components {
              */
             verdict: string;
         };
+        /**
+         * Fate
+         * @enum {string}
+         */
+        Fate: "pending" | "delivered" | "failed";
         /**
          * FaultAcceptedView
          * @description fault: its id among the job's faults.
@@ -1661,6 +1845,13 @@ export interface components {
             jobs: components["schemas"]["JobSummary"][];
             /** Next Cursor */
             next_cursor: string | null;
+            /** Total */
+            total: number | null;
+            /**
+             * Total Is Whole
+             * @default true
+             */
+            total_is_whole: boolean;
         };
         /**
          * JobStatus
@@ -1752,6 +1943,11 @@ export interface components {
             steps: number;
             /** Tokens Per S */
             tokens_per_s: number | null;
+            /**
+             * User
+             * @default null
+             */
+            user: string | null;
             /** @default null */
             waiting: components["schemas"]["WaitingView"] | null;
         };
@@ -1857,6 +2053,11 @@ export interface components {
             tokens_per_step: number;
             /** Typical Step S */
             typical_step_s: number | null;
+            /**
+             * User
+             * @default null
+             */
+            user: string | null;
             /** @default null */
             waiting: components["schemas"]["WaitingView"] | null;
         };
@@ -1912,6 +2113,42 @@ export interface components {
             lines: components["schemas"]["LogLineView"][];
             /** Next */
             next: string;
+        };
+        /**
+         * MadeWebhookView
+         * @description The only answer that ever holds a webhook's secret.
+         */
+        MadeWebhookView: {
+            /** Created At */
+            created_at: string;
+            /** Created By */
+            created_by: string;
+            /** Events */
+            events: components["schemas"]["Occasion"][];
+            /** Failures */
+            failures: number;
+            /** Id */
+            id: string;
+            /** Labels */
+            labels: {
+                [key: string]: string;
+            };
+            /** Last Delivered At */
+            last_delivered_at: string | null;
+            /** Name */
+            name: string;
+            /** Paused At */
+            paused_at: string | null;
+            /** Projects */
+            projects: string[];
+            /** Secret */
+            secret: string;
+            /** Status */
+            status: string;
+            /** Url */
+            url: string;
+            /** Why */
+            why: string;
         };
         /**
          * MintedView
@@ -2035,6 +2272,12 @@ export interface components {
              */
             speed?: number;
         };
+        /**
+         * Occasion
+         * @description What people may be told of; a closed list. Of jobs first, as their history has it, then of the cluster.
+         * @enum {string}
+         */
+        Occasion: "job.submitted" | "job.queued" | "job.running" | "job.interrupted" | "job.recovered" | "job.at_risk" | "job.mirrored" | "job.rolled_back" | "job.straggler" | "job.checkpoint_failed" | "job.paused" | "job.succeeded" | "job.failed" | "job.cancelled" | "node.lost" | "node.refused" | "ping";
         /**
          * OptionView
          * @description One way out of a fault: price_s (seconds of training at full strength), pause_s; None where it was not possible.
@@ -2411,6 +2654,12 @@ export interface components {
             target: number;
         };
         /**
+         * Sort
+         * @description Orders in which a page's end stays where it was whatever happens meanwhile: by instants that never change.
+         * @enum {string}
+         */
+        Sort: "-created_at" | "created_at" | "-finished_at" | "finished_at";
+        /**
          * SpareView
          * @description A node that stands by. is_ready: its ranks are forked and built.
          */
@@ -2636,6 +2885,67 @@ export interface components {
             since: string;
         };
         /**
+         * WebhookRequest
+         * @description Whom to tell of what. Of events, projects and labels, none means any.
+         */
+        WebhookRequest: {
+            /**
+             * Events
+             * @default []
+             */
+            events?: components["schemas"]["Occasion"][];
+            /**
+             * Labels
+             * @default {}
+             */
+            labels?: {
+                [key: string]: string;
+            };
+            /** Name */
+            name: string;
+            /**
+             * Projects
+             * @default []
+             */
+            projects?: string[];
+            /** Url */
+            url: string;
+        };
+        /**
+         * WebhookView
+         * @description status: active or paused; why: what paused it. failures: deliveries in a row that were given up.
+         */
+        WebhookView: {
+            /** Created At */
+            created_at: string;
+            /** Created By */
+            created_by: string;
+            /** Events */
+            events: components["schemas"]["Occasion"][];
+            /** Failures */
+            failures: number;
+            /** Id */
+            id: string;
+            /** Labels */
+            labels: {
+                [key: string]: string;
+            };
+            /** Last Delivered At */
+            last_delivered_at: string | null;
+            /** Name */
+            name: string;
+            /** Paused At */
+            paused_at: string | null;
+            /** Projects */
+            projects: string[];
+            /** Status */
+            status: string;
+            /** Url */
+            url: string;
+            /** Why */
+            why: string;
+        };
+        /**
          * WhoView
          * @description Who asks, as the server sees it.
          */
@@ -2739,6 +3049,12 @@ export interface operations {
                 since?: string | null;
                 /** @description Only jobs submitted before this; RFC 3339. */
                 until?: string | null;
+                /** @description Only jobs submitted with the token of this name or id. */
+                user?: string | null;
+                /** @description By finished_at: only jobs that are over. A cursor is of one order. */
+                sort?: components["schemas"]["Sort"];
+                /** @description Count those of all pages, too; that takes looking at each. */
+                total?: boolean;
             };
             header?: never;
             path?: never;
@@ -3995,6 +4311,267 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ServerView"];
+                };
+            };
+        };
+    };
+    list_webhooks: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WebhookView"][];
+                };
+            };
+        };
+    };
+    create_webhook: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["WebhookRequest"];
+                "application/yaml": components["schemas"]["WebhookRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MadeWebhookView"];
+                };
+            };
+        };
+    };
+    get_webhook: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WebhookView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    delete_webhook: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    list_deliveries: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeliveryView"][];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    redeliver: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                delivery_id: string;
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeliveryView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    pause_webhook: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WebhookView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    resume_webhook: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WebhookView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    test_webhook: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeliveryView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
         };
