@@ -51,6 +51,9 @@ class Alone:
     def seat(self) -> Seat:
         return self.plan.seats[0]
 
+    def proceed(self) -> None:
+        """Nobody closes it."""
+
     def exchange(self, sends: Messages, receives: Messages) -> None:
         assert not sends and not receives
 

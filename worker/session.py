@@ -158,7 +158,8 @@ class Session:
         Along the axes: tp, pp, then across pipelines; each sum in group order, so every rank gets the same bits. Where
         pipelines differ in depth their first stages vote for them and tell the others.
         """
-        if self._aborted or not self._voters:
+        self.proceed()
+        if not self._voters:
             raise Aborted("this generation is closed")
         tp, pp, *across = self._voters
         total = ballot.detach().clone()
@@ -180,6 +181,11 @@ class Session:
         with self._gate:
             if self._links is not None:
                 self._links.bad_link = bad_link
+
+    def proceed(self) -> None:
+        """Raises Aborted: for whoever computes for long and asks nothing of others meanwhile."""
+        if self._aborted:
+            raise Aborted("this generation is closed")
 
     def abort(self) -> None:
         """Make every operation of this generation raise at once. Any thread, any time, any number of times."""

@@ -71,6 +71,7 @@ class Workbench:
             device=self._device,
             progress=progress,
             collect=gradients.collect,
+            proceed=session.proceed,
             pace=Pace(self._spec.train.emulated_layer_s, self._speed, shape.last - shape.first, plan.tp),
         )
         return self.stage, buffers, gradients

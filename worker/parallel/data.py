@@ -60,6 +60,10 @@ class Session(Protocol):
     def mirrored(self) -> Rank | None:
         """The rank that this one mirrors."""
 
+    def proceed(self) -> None:
+        """Nothing is asked of anybody: only whether the generation is still one."""
+        ...
+
     def exchange(self, sends: Messages, receives: Messages) -> None: ...
     def post(self, sends: Messages, receives: Messages) -> Posted: ...
     def stream(self, sends: Messages, receives: Messages) -> Posted:

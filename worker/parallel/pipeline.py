@@ -29,7 +29,8 @@ class StageRunner:
 
     tokens: the whole text, uint8; every rank has it, the first stage reads inputs and the last one targets. evaluation: how
     much of its end is held out.
-    collect: called with each micro-batch's id after its backward. pace: how long computing takes at least.
+    collect: called with each micro-batch's id after its backward. pace: how long computing takes at least. proceed: called
+    before each, and may raise: where there is one stage alone, nothing else would end a step that nobody waits for.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class StageRunner:
         device: torch.device,
         progress: Progress,
         collect: Callable[[int], None],
+        proceed: Callable[[], None],
         pace: Pace,
     ) -> None:
         self._train = train
@@ -58,6 +60,7 @@ class StageRunner:
         self._device = device
         self._progress = progress
         self._collect = collect
+        self._proceed = proceed
         self._scale = 1.0 / (train.micro_batches * train.micro_batch_size * train.sequence)
         self._sums: list[torch.Tensor] = []
         self._passed = 0
@@ -103,6 +106,7 @@ class StageRunner:
         totals: list[torch.Tensor] = []
 
         def forward(place: int, given: torch.Tensor | None) -> torch.Tensor:
+            self._proceed()
             self._progress.micro_batch(numbers[place])
             with self._pace.forward():
                 x = inputs[place] if given is None else given
@@ -127,6 +131,7 @@ class StageRunner:
         at = torch.tensor([step])
 
         def forward(place: int, given: torch.Tensor | None) -> torch.Tensor:
+            self._proceed()
             number = numbers[place]
             x = inputs[place] if given is None else given
             with self._stopwatch.running():
