@@ -14,6 +14,7 @@ from orchestrator.domain.ids import Step
 from orchestrator.domain.plan import Pipeline, Seat
 from orchestrator.domain.spec import EvaluationSpec, TrainSpec
 
+from ..backlog import AHEAD, backlog_of
 from ..data.sampling import batch, evaluated_by, sample_indices, split
 from ..data.sources import num_samples
 from ..emulation import Pace
@@ -66,6 +67,7 @@ class StageRunner:
         self._passed = 0
         self._pace = pace
         self._stopwatch = stopwatch_of(device)
+        self._backlog = backlog_of(device)
         self._order = Alternation(pp, module.hidden_shape, module.hidden_dtype, device, pace, self._stopwatch)
 
     def run(self, step: Step, notice: Callable[[int], None] | None = None) -> dict[int, float]:
@@ -106,22 +108,23 @@ class StageRunner:
         totals: list[torch.Tensor] = []
 
         def forward(place: int, given: torch.Tensor | None) -> torch.Tensor:
-            self._proceed()
+            self._backlog.wait(AHEAD, self._proceed)
             self._progress.micro_batch(numbers[place])
             with self._pace.forward():
                 x = inputs[place] if given is None else given
                 y: torch.Tensor = self._module(x, ids=torch.tensor([numbers[place]]), step=torch.tensor([0]))
-                if not self._is_last:
-                    return y
-                total = self._module.loss(y, targets[place])
-                totals.append(total)
-                return total
+                if self._is_last:
+                    y = self._module.loss(y, targets[place])
+                    totals.append(y)
+            self._backlog.given()
+            return y
 
         self._module.eval()
         try:
             self._order.run_forward(len(numbers), forward)
         finally:
             self._module.train()
+        self._backlog.wait(0, self._proceed)
         return float(torch.stack(totals).double().sum()) if totals else 0.0
 
     def _pass(self, step: Step, numbers: Sequence[int], done: Callable[[int], None]) -> None:
@@ -131,7 +134,7 @@ class StageRunner:
         at = torch.tensor([step])
 
         def forward(place: int, given: torch.Tensor | None) -> torch.Tensor:
-            self._proceed()
+            self._backlog.wait(AHEAD, self._proceed)
             number = numbers[place]
             x = inputs[place] if given is None else given
             with self._stopwatch.running():
@@ -143,7 +146,12 @@ class StageRunner:
                 y = self._module(x, ids=torch.tensor([number]), step=at)
                 return self._loss(y, targets[place]) if self._is_last else y
 
-        self._order.run(len(numbers), forward, lambda place: done(numbers[place]))
+        def backward_done(place: int) -> None:
+            done(numbers[place])
+            self._backlog.given()
+
+        self._order.run(len(numbers), forward, backward_done)
+        self._backlog.wait(0, self._proceed)
 
     def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         total = self._module.loss(output, target)
