@@ -76,10 +76,13 @@ def list_webhooks(ctx: typer.Context, as_json: AsJson = False) -> None:
                 out().print(f"  {one.id} is paused: {one.why}", style="yellow", soft_wrap=True)
 
 
-def remove(ctx: typer.Context, webhook: Webhook) -> None:
+def remove(ctx: typer.Context, webhook: Webhook, as_json: AsJson = False) -> None:
     """Remove a webhook, its secret and what it was to be told."""
     session_of(ctx).client().delete_webhook(webhook)
-    out().print(f"{webhook} is gone")
+    if as_json:
+        print_json({"id": webhook, "removed": True})
+    else:
+        out().print(f"{webhook} is gone")
 
 
 def test(ctx: typer.Context, webhook: Webhook, as_json: AsJson = False) -> None:
