@@ -207,8 +207,20 @@ class RayCluster:
             "num_cpus": 0,
             # Not the devices: who gets which of them is the control plane's to say, and jobs may share a node.
             "resources": {pin_resource(node): 0.001},
+            **self._in_its_newest_life(node),
         }
         return _ray().remote(RayHost).options(**options).remote(addresses[node])
+
+    def _in_its_newest_life(self, node: NodeId) -> dict[str, Any]:
+        """Where a node ended and came again under its name, Ray may take both lives for living for a minute, and would ask
+        either where to put the host."""
+        lives = [one for one in self._table.raylets if one.node.id == node and one.node.status is NodeStatus.UP]
+        living = [one for one in lives if one.id not in self._lost_since]
+        if len(lives) < 2 or not living:
+            return {}
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(living[-1].id, soft=False)}
 
     async def _attach(self, job: JobId, node: NodeId, *, is_wanted: bool = True) -> _Line:
         """The host with this name, from an earlier supervisor's time if need be."""
