@@ -33,32 +33,41 @@ def test_a_machine_joins_trains_and_leaves_or_dies_without_a_step_lost(
     machines.all_train()
     node = sorted(job.nodes())[-1]
     host, other = machines.host_of(node), machines.host_of(sorted(job.nodes())[0])
-    machines.kill(node)
-    job.trains_where(lambda nodes: node not in nodes)
+    with vacated(machines, node):
+        job.trains_where(lambda nodes: node not in nodes)
+        with joined(machines, host, tmp_path / "first") as guest:
+            trains_along(job, "guest")
+            view = next(one for one in job.client.nodes() if one.id == "guest")
+            assert (view.kind, view.num_devices, view.address) == ("H100", 2, machines.rig.address(host))
+            assert view.admission == "admitted" and "a sum of" in view.checked
+            before = job.pids()
+            with joined(machines, other, tmp_path / "namesake", stderr=subprocess.PIPE, text=True) as namesake:
+                _, said = namesake.communicate(timeout=120)
+                assert namesake.returncode == 1
+                assert f"has a node guest already, at {machines.rig.address(host)}:" in said and "another --name" in said
+            assert job.pids() == before, "nobody noticed"
+            guest.send_signal(signal.SIGTERM)
+            assert guest.wait(120) == 0
+            job.trains_where(lambda nodes: "guest" not in nodes)
 
-    with joined(machines, host, tmp_path / "first") as guest:
-        trains_along(job, "guest")
-        view = next(one for one in job.client.nodes() if one.id == "guest")
-        assert (view.kind, view.num_devices, view.address) == ("H100", 2, machines.rig.address(host))
-        assert view.admission == "admitted" and "a sum of" in view.checked
-        before = job.pids()
-        with joined(machines, other, tmp_path / "namesake", stderr=subprocess.PIPE, text=True) as namesake:
-            _, said = namesake.communicate(timeout=120)
-            assert namesake.returncode == 1
-            assert f"has a node guest already, at {machines.rig.address(host)}:" in said and "another --name" in said
-        assert job.pids() == before, "nobody noticed"
-        guest.send_signal(signal.SIGTERM)
-        assert guest.wait(120) == 0
-        job.trains_where(lambda nodes: "guest" not in nodes)
-
-    with joined(machines, host, tmp_path / "second") as guest:
-        trains_along(job, "guest")
-        os.kill(guest.pid, signal.SIGKILL)
-        machines.until_status("guest", "LOST")
-        job.trains_where(lambda nodes: "guest" not in nodes)
-
-    machines.start(host)
+        # Again under its name, at once: Ray takes the life before for living still.
+        with joined(machines, host, tmp_path / "second") as guest:
+            trains_along(job, "guest")
+            os.kill(guest.pid, signal.SIGKILL)
+            machines.until_status("guest", "LOST")
+            job.trains_where(lambda nodes: "guest" not in nodes)
     machines.all_train()
+
+
+@contextmanager
+def vacated(machines: Machines, node: str) -> Iterator[None]:
+    """Whatever becomes of the guest, the cluster has all of its own machines again for the tests that follow."""
+    host = machines.host_of(node)
+    machines.kill(node)
+    try:
+        yield
+    finally:
+        machines.start(host)
 
 
 def trains_along(job: TinyJob, node: str) -> None:
