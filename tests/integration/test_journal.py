@@ -95,7 +95,7 @@ def test_with_all_of_its_ranks_lost_a_job_goes_on_from_the_newest_entry_that_is_
             steps = [int(one.source.rpartition("step ")[2]) for one in job.incidents if "checkpoint" in one.source]
             assert len(steps) >= 2 and steps[0] >= 4 and steps[-1] == lost[-1] - 1, (steps, lost)
             said = [entry.message for entry in rig.history if entry.type == "checkpoint_distrusted"]
-            # One more where an entry that was saved before they died is committed after it: it is read through the same one.
+            # One more where an entry saved before they died is committed after that: it is read through the same one.
             assert 1 <= len(said) <= 2 and f"step {steps[-1]} is the newest now" in said[-1], said
             assert [entry.type for entry in rig.history].count("checkpoint_proven") >= 1
             await _swept(tmp_path, job)
