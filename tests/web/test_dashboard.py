@@ -143,6 +143,7 @@ def test_nothing_on_any_page_keeps_people_out(page: Page, job: TinyJob, axe: str
 def test_a_job_is_cancelled_once_that_is_confirmed(page: Page, job: TinyJob) -> None:
     page.goto(f"/jobs/{job.id}")
     page.get_by_role("button", name="Cancel job").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.get_by_role("button", name="Cancel job").click()
