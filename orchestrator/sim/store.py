@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from orchestrator.domain import codec
 from orchestrator.domain.admission import Admission
 from orchestrator.domain.cordon import Cordon
@@ -9,6 +11,7 @@ from orchestrator.domain.errors import StaleTerm, WentBack
 from orchestrator.domain.events import Command, JobSubmitted
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import MAX_REIGNS, Reign
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project
 from orchestrator.domain.state import TERMINAL
@@ -30,25 +33,37 @@ class SimStore:
         self.projects: tuple[Project, ...] = ()
         self.term = Term(0)
         self.commits = 0
+        self.reigns: tuple[Reign, ...] = ()
+        """Supervisors, the newest last."""
         self.is_behind = False
         """It has gone back, and nobody has written again what it has forgotten."""
         self.open = 0
         """Jobs that have not ended."""
+        self._supervisors = 0
         self._last: Commit | None = None
         self._checker = checker
         self._promises = promises
 
-    def acquire(self) -> Term:
+    def acquire(self, at: float) -> tuple[Reign, ...]:
+        """The new one last."""
         self.term = Term(self.term + 1)
-        return self.term
+        self._begin(self.reigns, at)
+        return self.reigns
 
-    def overtake(self, term: Term, commits: int) -> Term | None:
+    def overtake(self, above: Term, commits: int, reigns: tuple[Reign, ...], at: float) -> tuple[Reign, ...]:
+        """reigns: those that the supervisor knows of, its own last; none where it has been replaced."""
+        term = reigns[-1].term
         if self.term > term:
-            return None
+            return ()
         self.commits = max(self.commits, commits)
-        self.is_behind = False
-        self.term = Term(term + 1)
-        return self.term
+        self.term = Term(max(term, above) + 1)
+        self._begin(reigns, at)
+        return self.reigns
+
+    def _begin(self, earlier: tuple[Reign, ...], at: float) -> None:
+        self._supervisors += 1
+        reign = Reign(term=self.term, by=f"supervisor{self._supervisors}", commits=self.commits, at=at)
+        self.reigns = (*earlier, reign)[-MAX_REIGNS:]
 
     def copied(self) -> Copied:
         return Copied(
@@ -63,22 +78,26 @@ class SimStore:
             admissions=self.admissions,
             projects=self.projects,
             rolled_back=dict(self._checker.rolled_back),
+            reigns=self.reigns,
         )
 
-    def restore(self, copied: Copied) -> None:
-        """It is what it was. Who had submitted a job since that is not to be seen submits it again."""
+    def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
+        """Of these, the jobs that have ended here."""
+        return frozenset(job for job in jobs if job in self.jobs and isinstance(self.jobs[job].state, TERMINAL))
+
+    def restore(self, copied: Copied) -> tuple[JobSubmitted, ...]:
+        """It is what it was; submissions that are lost."""
         self.jobs, self.cursor, self.term, self.commits = dict(copied.jobs), copied.cursor, copied.term, copied.commits
-        self.quarantine, self.cordons = copied.quarantine, copied.cordons
+        self.quarantine, self.cordons, self.reigns = copied.quarantine, copied.cordons, copied.reigns
         self.admissions, self.projects = copied.admissions, copied.projects
         since = self.commands[copied.num_commands :]
-        again = [one for one in self.commands[copied.cursor :] if isinstance(one, JobSubmitted)]
         self.commands[copied.num_commands :] = [None] * len(since)
-        self.commands.extend(one for one in again if one in since)
         self.open = sum(not isinstance(record.state, TERMINAL) for record in self.jobs.values())
         self._last = copied.last
         self.is_behind = True
         self._checker.went_back(copied)
         self._promises.went_back(copied.term)
+        return tuple(one for one in since if isinstance(one, JobSubmitted))
 
     def load(self) -> tuple[dict[JobId, JobRecord], int]:
         live = {job: record for job, record in self.jobs.items() if not isinstance(record.state, TERMINAL)}
@@ -97,6 +116,7 @@ class SimStore:
             return False
         self._last = commit
         self.commits += 1
+        self.is_behind = False
         self._promises.committed(term, self.jobs, commit)
         if commit.quarantine is not None:
             self.quarantine = codec.decode(tuple[Quarantine, ...], codec.encode(commit.quarantine))

@@ -173,6 +173,8 @@ class Troublemaker:
                 world.note("* the store stalls")
             case Trouble.REWIND_STORE:
                 world.rewind_store()
+            case Trouble.REWIND_UNSEEN:
+                world.rewind_unseen()
             case Trouble.FAIL_STORE:
                 world.store_fails_until = world.clock.now + rng.choice((0.5, 2.0, 8.0))
                 world.note("* commits fail")

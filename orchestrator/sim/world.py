@@ -31,6 +31,7 @@ from .store import SimStore
 COPY_S = 0.7
 """How often the store is copied, where it is to go back."""
 COPIES = 6
+RESUBMIT_S = 8.0
 
 
 class Governor(Protocol):
@@ -60,7 +61,7 @@ class World(Place):
         self.points = 0
         """Commits and effects so far while a generation was being replaced."""
         self._dies_at = dies_at
-        self.checker = Checker(scenario, self._held)
+        self.checker = Checker(scenario, self._held, self._lives)
         self.store = SimStore(self.checker, Promises(lambda: self.clock.now, self._healthy_s))
         self.store_stalled_until = 0.0
         self.store_fails_until = 0.0
@@ -74,7 +75,7 @@ class World(Place):
         """Dead nodes, and when the cluster notices."""
         self._last_flip = 0
         self._copies: deque[Copied] = deque(maxlen=COPIES)
-        if Trouble.REWIND_STORE in scenario.troubles:
+        if {Trouble.REWIND_STORE, Trouble.REWIND_UNSEEN} & set(scenario.troubles):
             self._copy()
         for devices in scenario.nodes:
             self.add_node(devices)
@@ -244,11 +245,32 @@ class World(Place):
         living = [one for one in self._governors if not one.is_dead]
         if len(living) != 1 or living[0].dies_after_commit or self._starting:
             return
+        self._rewind()
+
+    def rewind_unseen(self) -> None:
+        """Likewise, once nobody lives who knows better."""
+        living = [one for one in self._governors if not one.is_dead]
+        if len(living) > 1:
+            return
+        for one in living:
+            one.crash()
+        self._rewind()
+        if not self._starting:
+            self.restart_supervisor(self.rng.choice((0.1, 2.0, 6.0)))
+
+    def _rewind(self) -> None:
         copied = self.rng.choice(self._copies)
         self.note(f"* the store goes back by {self.store.commits - copied.commits} commits, to term {copied.term}")
-        self.store.restore(copied)
+        self.has_forgotten = True
+        for lost in self.store.restore(copied):
+            self.clock.after(RESUBMIT_S, lambda lost=lost: self._resubmit(lost))  # type: ignore[misc]
         self._copies.clear()
         self._copies.append(copied)
+
+    def _resubmit(self, lost: JobSubmitted) -> None:
+        """Who had submitted a job that is not to be seen submits it again."""
+        if lost.job not in self.store.jobs and lost not in self.store.commands[self.store.cursor :]:
+            self.store.commands.append(lost)
 
     def cancel(self, job: JobId) -> None:
         self.store.commands.append(CancelRequested(job=job))
@@ -284,6 +306,10 @@ class World(Place):
                 if rank.arrived_at == step:
                     held.extend(rank.arrived)
         return held
+
+    def _lives(self, job: JobId, generation: Generation) -> bool:
+        arena = self.arenas.get((job, generation))
+        return arena is not None and not arena.is_broken and len(arena.here) == len(arena.members)
 
     def _healthy_s(self, job: JobId, generation: Generation) -> float:
         """For how long the generation has trained with all its ranks, all of them well and heard by each other."""
