@@ -45,11 +45,14 @@ return #alive
 ACQUIRE = (
     LUA
     + """
-local holder, ttl_ms = ARGV[1], ARGV[2]
+local holder, ttl_ms, by, at, kept = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local held = redis.call('GET', LEASE)
 if held and held ~= holder then return 0 end
 redis.call('SET', LEASE, holder, 'PX', ttl_ms)
-return redis.call('INCR', TERM)
+local term = redis.call('INCR', TERM)
+redis.call('RPUSH', REIGNS, term..' '..(redis.call('GET', COMMITS) or '0')..' '..at..' '..by)
+redis.call('LTRIM', REIGNS, -kept, -1)
+return term
 """
 )
 
@@ -74,10 +77,16 @@ if newest > tonumber(term) or (held and held ~= holder) then return 0 end
 redis.call('SET', LEASE, holder, 'PX', ttl_ms)
 if tonumber(redis.call('GET', COMMITS) or '0') < commits then redis.call('SET', COMMITS, ARGV[4]) end
 redis.call('SET', TERM, string.format('%d', math.max(tonumber(term), above)))
-return redis.call('INCR', TERM)
+local raised = redis.call('INCR', TERM)
+if #ARGV > 5 then
+  redis.call('DEL', REIGNS)
+  for i = 6, #ARGV - 1 do redis.call('RPUSH', REIGNS, ARGV[i]) end
+  redis.call('RPUSH', REIGNS, raised..' '..ARGV[#ARGV])
+end
+return raised
 """
 )
-"""Above what is known to have been, where the store has forgotten it."""
+"""Above what is known to have been, where the store has forgotten it. After five arguments, reigns: the last without its term."""
 
 RELEASE = (
     LUA
@@ -96,7 +105,17 @@ local records = {}
 for i, id in ipairs(open) do records[i] = redis.call('GET', job_key(id)) end
 local function kept(key) return redis.call('GET', key) or '' end
 local cursor, commits = redis.call('GET', CURSOR) or '0', redis.call('GET', COMMITS) or '0'
-return {cursor, commits, records, kept(QUARANTINE), kept(CORDONS), kept(PROJECTS), kept(ADMISSIONS)}
+local reigns = redis.call('LRANGE', REIGNS, 0, -1)
+return {cursor, commits, records, reigns, kept(QUARANTINE), kept(CORDONS), kept(PROJECTS), kept(ADMISSIONS)}
+"""
+)
+
+OVER = (
+    LUA
+    + """
+local over = {}
+for i, id in ipairs(ARGV) do over[i] = redis.call('SISMEMBER', JOBS_DONE, id) end
+return over
 """
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from . import codec
 from .ids import Generation, JobId, NodeId, Term
 from .job import JobRecord
 
@@ -53,6 +54,21 @@ class Kept:
     heard: Generation = Generation(0)
     at_work: Generation = Generation(0)
     memo: Memo | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """The same, as a host has it: what it keeps it need not understand. memo: encoded, "" for none."""
+
+    term: Term
+    heard: Generation = Generation(0)
+    at_work: Generation = Generation(0)
+    memo: str = ""
+
+    def of(self, job: JobId, node: NodeId) -> Kept:
+        """Raises codec.Undecodable."""
+        memo = codec.loads(Memo, self.memo.encode()) if self.memo else None
+        return Kept(job=job, node=node, term=self.term, heard=self.heard, at_work=self.at_work, memo=memo)
 
 
 def is_forgotten(memo: Memo, reigns: Iterable[Reign]) -> bool:

@@ -8,29 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
 
+from orchestrator.domain import codec
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable, WentBack
-from orchestrator.domain.events import DeadlinePassed, EffectDone, Input, InstantCame, NodesSeen
+from orchestrator.domain.events import Contact, DeadlinePassed, EffectDone, HostLost, Input, InstantCame, NodesSeen
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import DeviceKind
-from orchestrator.domain.requests import OpenHost
+from orchestrator.domain.memo import MAX_REIGNS, Kept, Memo, Reign, is_forgotten
+from orchestrator.domain.requests import CloseHost, OpenHost
 from orchestrator.domain.state import TERMINAL
-from orchestrator.ports import Commit
+from orchestrator.ports import Commit, HostGone, HostUnreachable
 
 from .acting import Hands, World
 from .deadlines import deadlines, instants
 from .host_line import HostLine
 from .kernel import State, Stepped, step
+from .recalling import recalled
 from .rewriting import whole
 from .unsaved import LAZY_S, News, Unsaved
 
@@ -41,6 +48,10 @@ RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
 """A wait that took this much longer than asked for: nobody was running here."""
 POLL_COMMANDS_S = 5.0
+ASKED_S = 1.0
+"""In which hosts that can be reached have said what they remember, when a supervisor begins."""
+PATIENT_S, ASK_AGAIN_S = 30.0, 0.5
+"""For how long the others are waited for where some remember more than the store, and how often they are asked."""
 HEARD_S = 1.5
 """In which every host that can be reached has answered a poll."""
 MAX_ENDED = 1000
@@ -49,6 +60,10 @@ RETIRE_S = 60.0
 """How often it is looked for finished jobs that are old enough for the archive."""
 
 log = structlog.get_logger()
+
+
+Mark: TypeAlias = tuple[float, int, str]
+Key: TypeAlias = tuple[JobId, NodeId]
 
 
 class LeaseLost(EverstepError):
@@ -89,6 +104,14 @@ class Supervisor:
         self._replaced = asyncio.Event()
         """A host obeys a later supervisor."""
         self._cursor = ""
+        self._reigns: tuple[Reign, ...] = ()
+        """Of supervisors, this one's last."""
+        self._recorded: dict[JobId, JobRecord] = {}
+        """Each open job as it was committed last."""
+        self._memos: dict[JobId, tuple[JobRecord, tuple[Reign, ...], str]] = {}
+        """What hosts are told to keep: of which record, in which reign, and encoded."""
+        self._recalled: dict[tuple[JobId, NodeId], Mark | None] = {}
+        """What hosts remembered when this supervisor began."""
         self._ended: dict[JobId, JobRecord] = {}
         """The latest jobs that have, as they were recorded."""
         self._checks = checks
@@ -102,7 +125,8 @@ class Supervisor:
         self._renewed_at = time.monotonic()
         log.info("lease_acquired", holder=self._holder, term=self._term)
         loaded = await self._world.store.load()
-        self._commits, self._cursor = loaded.commits, loaded.cursor
+        self._commits, self._cursor, self._reigns = loaded.commits, loaded.cursor, loaded.reigns
+        self._recorded = dict(loaded.jobs)
         self._state = State(
             jobs=loaded.jobs,
             root=self._root,
@@ -114,8 +138,10 @@ class Supervisor:
             projects={one.name: one for one in loaded.projects},
         )
         try:
+            await self._recall()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_lease())
+                tasks.create_task(self._begin_anew_where_refused())
                 tasks.create_task(self._read_commands(loaded.cursor))
                 tasks.create_task(self._watch_nodes())
                 tasks.create_task(self._retire_old())
@@ -198,6 +224,7 @@ class Supervisor:
             try:
                 self._commits = await self._world.store.commit(self._term, commit)
                 self._cursor = commit.cursor or self._cursor
+                self._note_recorded(commit.jobs)
                 self._ended |= {job: record for job, record in commit.jobs.items() if isinstance(record.state, TERMINAL)}
                 while len(self._ended) > MAX_ENDED:
                     del self._ended[next(iter(self._ended))]
@@ -225,18 +252,137 @@ class Supervisor:
             raise LeaseLost("the store went back, and hosts obey a later supervisor")
         while True:
             try:
-                term = await store.overtake(self._holder, self._term, self._term, self._commits, LEASE_S)
-                if term is None:
-                    raise LeaseLost("another supervisor holds the lease")
-                self._term, self._renewed_at = term, time.monotonic()
-                log.warning("store_went_back", error=why, term=term)
-                back = (await store.load()).jobs.keys()
+                await self._overtake(self._term, self._commits)
+                log.warning("store_went_back", error=why, term=self._term)
+                over = await store.over(self._ended)
             except Unavailable as error:
                 log.warning("store_unavailable", error=str(error))
                 await asyncio.sleep(RETRY_COMMIT_S)
                 continue
-            ended = {job: record for job, record in self._ended.items() if job in back}
+            ended = {job: record for job, record in self._ended.items() if job not in over}
             return whole(self._state, ended, commit, self._cursor, self._clock(), why)
+
+    async def _overtake(self, above: Term, commits: int) -> None:
+        """Go on under a term that nobody has heard of yet. Raises LeaseLost, Unavailable."""
+        reign = Reign(term=Term(0), by=self._name(), commits=commits, at=self._clock())
+        reigns = (*self._reigns, reign)[-MAX_REIGNS:]
+        term = await self._world.store.overtake(self._holder, self._term, above, commits, LEASE_S, reigns=reigns)
+        if term is None:
+            raise LeaseLost("another supervisor holds the lease")
+        self._term, self._renewed_at = term, time.monotonic()
+        self._reigns = (*reigns[:-1], replace(reign, term=term))
+
+    # --- what hosts remember ----------------------------------------------------------------------------------------------
+
+    async def _recall(self) -> None:
+        """Go on from what hosts remember where that is more than what the store does. Raises LeaseLost, Unavailable."""
+        until = time.monotonic() + PATIENT_S
+        while True:
+            kept, gone, is_complete = await self._ask_hosts()
+            over = await self._world.store.over({one.job for one in kept})
+            found = recalled(self._state.jobs, over, kept, self._reigns, self._commits)
+            self._recalled = {(one.job, one.node): one.memo.mark if one.memo else None for one in kept}
+            if found is None:
+                return
+            if is_complete or time.monotonic() >= until:
+                break
+            if not await self._world.store.renew(self._holder, self._term, LEASE_S):
+                raise LeaseLost("another supervisor holds the lease")
+            await asyncio.sleep(ASK_AGAIN_S)
+        why = "hosts remember more than the store, which went back while nobody looked"
+        await self._overtake(found.above, found.commits)
+        self._commits = found.commits
+        log.warning("store_went_back", error=why, term=self._term)
+        for job, node in sorted(found.strays):
+            await self._end(job, node)
+        inputs = [
+            HostLost(job=job, node=node, contact=Contact.GONE, message="its process has ended")
+            for job, record in found.jobs.items()
+            for node in sorted(record.hosts)
+            if (job, node) in gone | found.strays
+        ]
+        stepped = step(self._clock(), replace(self._state, jobs=found.jobs), inputs)
+        self._state = stepped.state
+        unsaved = Unsaved()
+        unsaved.add(stepped, [], time.monotonic())
+        ended = {job: record for job, record in stepped.changed.items() if isinstance(record.state, TERMINAL)}
+        await self._commit(whole(self._state, ended, unsaved.commit(), self._cursor, self._clock(), why))
+
+    async def _ask_hosts(self) -> tuple[list[Kept], frozenset[Key], bool]:
+        """What all that answer in a moment remember, which have ended, and whether that is all there are."""
+        cluster, is_complete = self._world.cluster, True
+        keys = {(job, node) for job, record in self._state.jobs.items() for node in record.hosts}
+        try:
+            async with asyncio.timeout(ASKED_S):
+                keys |= set(await cluster.hosts())
+        except (TimeoutError, OSError, EverstepError) as error:
+            log.warning("hosts_unknown", error=str(error))
+            is_complete = False
+        asked = {key: asyncio.create_task(cluster.ask(*key)) for key in sorted(keys)}
+        if asked:
+            await asyncio.wait(asked.values(), timeout=ASKED_S)
+        kept, gone = [], set()
+        for key, answer in asked.items():
+            if not answer.done():
+                answer.cancel()
+                is_complete = False
+            elif (error := answer.exception()) is None:
+                kept.append(answer.result())
+            elif isinstance(error, HostGone):
+                gone.add(key)
+            else:
+                log.warning("host_not_asked", job=key[0], node=key[1], error=str(error))
+                is_complete = False
+        return kept, frozenset(gone), is_complete
+
+    async def _end(self, job: JobId, node: NodeId) -> None:
+        """A host that serves what came to nothing."""
+        log.warning(
+            "host_ended", job=job, node=node, why="it obeyed a supervisor of which the store knows nothing any more"
+        )
+        effect = EffectId(f"{job}:stray:{self._term}")
+        try:
+            await self._world.cluster.call(job, node, self._term, effect, CloseHost())
+        except (HostGone, HostUnreachable, EverstepError) as error:
+            log.warning("host_not_ended", job=job, node=node, error=str(error))
+
+    def _note_recorded(self, jobs: Mapping[JobId, JobRecord]) -> None:
+        self._recorded |= jobs
+        for job, record in jobs.items():
+            if isinstance(record.state, TERMINAL):
+                self._recorded.pop(job, None)
+                self._memos.pop(job, None)
+
+    def _memo(self, job: JobId) -> str:
+        record = self._recorded.get(job)
+        if record is None:
+            return ""
+        known = self._memos.get(job)
+        if known is None or known[0] is not record or known[1] is not self._reigns:
+            memo = Memo(reigns=self._reigns, commits=self._commits, record=record)
+            known = self._memos[job] = record, self._reigns, codec.dumps(memo).decode()
+        return known[2]
+
+    def _knows(self, kept: Kept) -> bool:
+        memo = kept.memo
+        if memo is None or not is_forgotten(memo, self._reigns):
+            return True
+        return self._recalled.get((kept.job, kept.node)) == memo.mark
+
+    async def _begin_anew_where_refused(self) -> None:
+        """A host obeys a later supervisor, or remembers more, while the store has this one for the latest: it went back."""
+        await self._replaced.wait()
+        while True:
+            try:
+                async with self._fence:
+                    is_latest = await self._world.store.renew(self._holder, self._term, LEASE_S)
+            except Unavailable as error:
+                log.warning("lease_not_renewed", error=str(error))
+                await asyncio.sleep(RETRY_COMMIT_S)
+                continue
+            if is_latest:
+                raise LeaseLost("hosts know more than the store: it went back; the next supervisor begins with them")
+            return  # as whoever renews the lease finds out too
 
     def _set_timers(self, stepped: Stepped) -> None:
         for job in stepped.changed:
@@ -272,6 +418,9 @@ class Supervisor:
                 term=lambda: self._term,
                 tell=self._tell,
                 refused=self._replaced.set,
+                memo=partial(self._memo, key[0]),
+                knows=self._knows,
+                is_met=key in self._recalled,
             )
             self._lines[key] = line
             line.start(attached=attached and not _opening(self._state.jobs[key[0]], key[1]))
@@ -302,13 +451,17 @@ class Supervisor:
     async def _acquire(self) -> Term:
         while True:
             try:
-                term = await self._world.store.acquire(self._holder, LEASE_S)
+                term = await self._world.store.acquire(self._holder, LEASE_S, by=self._name(), at=self._clock())
             except Unavailable as error:
                 log.warning("store_unavailable", error=str(error))
                 term = None
             if term is not None:
                 return term
             await asyncio.sleep(LEASE_S / 10)
+
+    def _name(self) -> str:
+        """Of a reign, which no other has."""
+        return f"{self._holder} {secrets.token_hex(8)}"
 
     async def _keep_lease(self) -> None:
         while True:
