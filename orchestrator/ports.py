@@ -100,7 +100,7 @@ class StateStore(Protocol):
     ) -> Term | None:
         """A new term for who holds `term`, higher than `above` too, in a store that has had `commits` at least from now on.
 
-        reigns: what it is to remember of earlier ones, with the one that begins now as the last, whose term is not known yet.
+        reigns: what it is to remember of earlier ones, and the one that begins now, whose term is not known yet.
         For a store that has gone back. None, and nothing is changed, where another holds the lease or has had a term above
         `term`. Raises Unavailable.
         """

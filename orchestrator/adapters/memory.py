@@ -96,11 +96,8 @@ class MemoryStore:
             self._lease = None
 
     async def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
-        return frozenset(
-            job
-            for job in jobs
-            if job in self._taken_up and job in self._jobs and isinstance(self._jobs[job].state, TERMINAL)
-        )
+        taken_up = self._taken_up & self._jobs.keys()
+        return frozenset(job for job in jobs if job in taken_up and isinstance(self._jobs[job].state, TERMINAL))
 
     async def overtake(
         self, holder: str, term: Term, above: Term, commits: int, ttl_s: float, *, reigns: tuple[Reign, ...] = ()

@@ -86,7 +86,10 @@ end
 return raised
 """
 )
-"""Above what is known to have been, where the store has forgotten it. After five arguments, reigns: the last without its term."""
+"""Above what is known to have been, where the store has forgotten it.
+
+After five arguments come reigns, the last one without its term.
+"""
 
 RELEASE = (
     LUA

@@ -455,7 +455,7 @@ class Arenas:
         """The one that this form is for. Raises Violation where it was formed in another way already."""
         key = (job, form.generation)
         met = self.of.get(key)
-        # A store that went back forgets generations, and the next one of that number is formed where nobody has heard of it.
+        # A store that went back forgets generations: the next one of that number is formed where nobody has heard of it.
         if met is None or (met.form != form and not met.here):
             self.of[key] = Arena(self._place, self._checker, job, spec, form)
         if self.of[key].form != form:

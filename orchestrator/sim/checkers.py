@@ -54,7 +54,10 @@ class Copied:
 
 
 class Checker:
-    """held: what living ranks that can be reached hold of a job at a step, of generations after one. lives: whether a generation may still pass a step."""
+    """held: what living ranks that can be reached hold of a job at a step, of generations after one.
+
+    lives: whether a generation may still pass a step.
+    """
 
     def __init__(
         self,

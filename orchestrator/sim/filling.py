@@ -55,9 +55,7 @@ class Filling:
             self._here[device].settle(restore)
         checkpoint = None if isinstance(restore, FromSeed) else restore.checkpoint
         is_there = checkpoint is None or checkpoint.path in self._place.paths(self._job)
-        if (
-            not is_there and not self._place.has_forgotten
-        ):  # then it may be swept since, by a supervisor that knew of a newer
+        if not is_there and not self._place.has_forgotten:  # one that knew of a newer checkpoint may have swept it since
             raise Violation(f"generation {self._form.generation} restores from {checkpoint}, which was never committed")
         if isinstance(restore, FromMemory) and checkpoint is not None and checkpoint.step != restore.step:
             raise Violation(f"generation {self._form.generation} mixes step {restore.step} with {checkpoint}")

@@ -393,6 +393,8 @@ class SimSupervisor:
     def _written(self, effect: CommitCheckpoint) -> Input:
         if self.term != self.world.store.term:  # what it goes on from may be swept by now, and nobody will hear of it
             return CheckpointFailed(job=effect.job, step=effect.step, message="another supervisor writes now")
+        if self.world.is_orphan(effect):
+            return CheckpointFailed(job=effect.job, step=effect.step, message="what it goes on from is not there")
         return CheckpointCommitted(job=effect.job, checkpoint=self.world.write_checkpoint(effect))
 
     def _prune(self, identity: EffectId, job: JobId, keep: tuple[CheckpointRef, ...]) -> None:

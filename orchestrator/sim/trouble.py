@@ -24,6 +24,12 @@ IN_UPDATE = 0.3
 NEEDED = (Trouble.CRASH_SUPERVISOR, Trouble.CRASH_AFTER_COMMIT, Trouble.PAUSE_SUPERVISOR)
 """Not while the supervisor is the only one who knows what the store has forgotten."""
 
+HIDING = (
+    *(Trouble.FREEZE_HOST, Trouble.FREEZE_NODE, Trouble.CUT_HOST, Trouble.CUT_ALL, Trouble.UNPLUG, Trouble.FAIL_SWITCH),
+    Trouble.INJECT,
+)
+"""Not while a supervisor is to begin that has nobody but the hosts to tell it what the store has forgotten."""
+
 LOOK_S = 0.05
 """How often a script looks how far its job is."""
 
@@ -105,6 +111,8 @@ class Troublemaker:
         world, rng = self._world, self._rng
         hosts = world.living()
         if world.store.is_behind and trouble in NEEDED:
+            return
+        if world.is_unseen and trouble in HIDING:
             return
         match trouble:
             case Trouble.KILL_RANK:

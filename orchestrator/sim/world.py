@@ -74,6 +74,8 @@ class World(Place):
         self.dead: dict[NodeId, float] = {}
         """Dead nodes, and when the cluster notices."""
         self._last_flip = 0
+        self._submitted: dict[JobId, JobSubmitted] = {}
+        """Jobs that the store has ever forgotten."""
         self._copies: deque[Copied] = deque(maxlen=COPIES)
         if {Trouble.REWIND_STORE, Trouble.REWIND_UNSEEN} & set(scenario.troubles):
             self._copy()
@@ -145,6 +147,15 @@ class World(Place):
 
     def _is_cut(self, one: NodeId, other: NodeId) -> bool:
         return any({a.node, b.node} == {one, other} for a, b in self.cut_links)
+
+    def is_orphan(self, effect: CommitCheckpoint) -> bool:
+        """A journal's entry of a job of which the store has forgotten that its state was saved, and what was swept then."""
+        at = {(one.step, one.generation) for one in self.checkpoints[effect.job]}
+        return (
+            self.has_forgotten
+            and effect.shards[0].kind == "journal"
+            and (effect.step - 1, effect.generation) not in at
+        )
 
     def write_checkpoint(self, effect: CommitCheckpoint) -> CheckpointRef:
         record = self.store.jobs.get(effect.job)
@@ -250,7 +261,7 @@ class World(Place):
     def rewind_unseen(self) -> None:
         """Likewise, once nobody lives who knows better."""
         living = [one for one in self._governors if not one.is_dead]
-        if len(living) > 1:
+        if len(living) > 1 or not all(host.is_reachable for host in self.living()):
             return
         for one in living:
             one.crash()
@@ -258,11 +269,17 @@ class World(Place):
         if not self._starting:
             self.restart_supervisor(self.rng.choice((0.1, 2.0, 6.0)))
 
+    @property
+    def is_unseen(self) -> bool:
+        """The store has gone back, and no supervisor has begun since."""
+        return self.store.is_behind and all(one.is_dead for one in self._governors)
+
     def _rewind(self) -> None:
         copied = self.rng.choice(self._copies)
         self.note(f"* the store goes back by {self.store.commits - copied.commits} commits, to term {copied.term}")
         self.has_forgotten = True
-        for lost in self.store.restore(copied):
+        self._submitted |= {lost.job: lost for lost in self.store.restore(copied)}
+        for lost in self._submitted.values():
             self.clock.after(RESUBMIT_S, lambda lost=lost: self._resubmit(lost))  # type: ignore[misc]
         self._copies.clear()
         self._copies.append(copied)

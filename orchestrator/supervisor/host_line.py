@@ -164,7 +164,7 @@ class HostLine:
                 if not self._is_met:
                     await self._meet()
                 acked = self._acked
-                # What it may forget is in what it remembers. Steps are not worth that: a later vote proves that they passed.
+                # What it may forget is in what it keeps. Steps are not worth that: a later vote proves that they passed.
                 settled = {number for number in news if number <= acked}
                 memo = self._memo() if settled else ""
                 envelopes = await self._cluster.poll(self._job, self._node, self._term(), after, acked, POLL_S, memo)

@@ -326,20 +326,18 @@ class Supervisor:
             if not answer.done():
                 answer.cancel()
                 is_complete = False
-            elif (error := answer.exception()) is None:
+            elif (why := answer.exception()) is None:
                 kept.append(answer.result())
-            elif isinstance(error, HostGone):
+            elif isinstance(why, HostGone):
                 gone.add(key)
             else:
-                log.warning("host_not_asked", job=key[0], node=key[1], error=str(error))
+                log.warning("host_not_asked", job=key[0], node=key[1], error=str(why))
                 is_complete = False
         return kept, frozenset(gone), is_complete
 
     async def _end(self, job: JobId, node: NodeId) -> None:
         """A host that serves what came to nothing."""
-        log.warning(
-            "host_ended", job=job, node=node, why="it obeyed a supervisor of which the store knows nothing any more"
-        )
+        log.warning("host_ended", job=job, node=node, why="it obeyed a supervisor of which the store knows nothing")
         effect = EffectId(f"{job}:stray:{self._term}")
         try:
             await self._world.cluster.call(job, node, self._term, effect, CloseHost())
