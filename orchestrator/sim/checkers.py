@@ -154,7 +154,8 @@ class Checker:
             self._check_asks(old, record)
             self._check_risk(record)
             self._check_balance(record)
-            self._check_drained(old, record, drained)
+            if not is_rewritten:  # cordons are as old as what the store remembers
+                self._check_drained(old, record, drained)
             if self._scenario.checks:
                 self._check_admitted(old, record, known | record.hosts if is_rewritten else known)
         self._records = records = {**before, **commit.jobs}

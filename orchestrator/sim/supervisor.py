@@ -5,7 +5,7 @@ It may crash between any two instants, also between a commit and its effects, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from orchestrator.domain.checkpoint import CheckpointRef
@@ -140,7 +140,8 @@ class SimSupervisor:
             host = world.host(job, node)
             if host is not None and host.is_reachable:
                 host.handle(self.term, EffectId(f"{self.term}:stray"), CloseHost())
-        self._state = replace(self._state, jobs=found.jobs)
+        held = {device: one for device, one in self._state.quarantine.items() if device not in found.used}
+        self._state = replace(self._state, jobs=found.jobs, quarantine=held)
         gone = [
             HostLost(job=job, node=node, contact=Contact.GONE, message="its process has ended")
             for job, record in found.jobs.items()
@@ -173,22 +174,25 @@ class SimSupervisor:
         return Memo(reigns=self._reigns, commits=self._commits, record=record) if record else None
 
     def knows(self, host: SimHost) -> bool:
-        """Whether what it remembers is part of what this supervisor goes on from; begins anew where it is not."""
+        """Whether what it remembers is part of what this supervisor goes on from."""
         memo = host.memo
-        if memo is None or not is_forgotten(memo, self._reigns):
-            return True
+        if memo is None or host.term > self.term or not is_forgotten(memo, self._reigns):
+            return True  # or it refuses this supervisor in any case
         if self._recalled.get((host.job, host.node)) == memo.mark:
             return True
-        self._begin_anew(f"{host.node} remembers more of {host.job}")
+        self._ask_who_governs(f"{host.node} remembers more of {host.job}")
         return False
 
-    def is_refused(self) -> None:
-        """A host obeys a later supervisor: one that there is, or one of which the store knows nothing any more."""
-        if self.world.store.term == self.term:
-            self._begin_anew("a host has heard a higher term")
+    def has_heard_of(self, jobs: Collection[JobId]) -> bool:
+        """Whether it knows of each that it is open, or how it ended."""
+        return self._state.jobs.keys() | self._ended.keys() >= set(jobs)
 
-    def _begin_anew(self, why: str) -> None:
-        if not self.is_dead:
+    def is_refused(self) -> None:
+        self._ask_who_governs("a host has heard a higher term")
+
+    def _ask_who_governs(self, why: str) -> None:
+        """A host obeys a later supervisor: one that there is, or one of which the store knows nothing any more."""
+        if self.world.store.term == self.term and not self.is_dead:
             self.world.note(f"supervisor of term {self.term} begins anew: {why}")
             self.crash()
             self.world.restart_supervisor(0.1)
@@ -391,7 +395,7 @@ class SimSupervisor:
                 self._provide(effect)
 
     def _written(self, effect: CommitCheckpoint) -> Input:
-        if self.term != self.world.store.term:  # what it goes on from may be swept by now, and nobody will hear of it
+        if self.term < self.world.store.term:  # what it goes on from may be swept by now, and nobody will hear of it
             return CheckpointFailed(job=effect.job, step=effect.step, message="another supervisor writes now")
         if self.world.is_orphan(effect):
             return CheckpointFailed(job=effect.job, step=effect.step, message="what it goes on from is not there")

@@ -22,11 +22,13 @@ EFFECTS = 1_000_000
 class Recalled:
     """jobs: each as it was recorded last. strays: hosts that serve what came to nothing, and are to end.
 
+    used: devices of jobs that hosts remember better: what an older quarantine says of them is outdated.
     above, commits: the highest term and number of a commit that anybody has heard of.
     """
 
     jobs: Mapping[JobId, JobRecord]
     strays: frozenset[tuple[JobId, NodeId]]
+    used: frozenset[Device]
     above: Term
     commits: int
 
@@ -47,7 +49,7 @@ def recalled(
     above = max([term, *(one.term for one in kept)])
     if not forgotten and above == term:
         return None
-    found, strays = dict(jobs), set[tuple[JobId, NodeId]]()
+    found, strays, used = dict(jobs), set[tuple[JobId, NodeId]](), set[Device]()
     newest: dict[JobId, Memo] = {}
     for job in {one.job: None for one in kept if one.memo is not None}:
         mine = [one for one in kept if one.job == job]
@@ -58,10 +60,11 @@ def recalled(
         if is_news:
             heard = Generation(max(memo.record.reserved, *(one.heard for one in mine)))
             effect = max(memo.record.next_effect, (above + 1) * EFFECTS)
+            used |= claimed(memo.record)
             found[job] = memo.record.changed({"reserved": heard, "next_effect": effect})
     _part(found, newest, strays)
     highest = max([commits, *(memo.commits for memo in forgotten)])
-    return Recalled(jobs=found, strays=frozenset(strays), above=above, commits=highest)
+    return Recalled(jobs=found, strays=frozenset(strays), used=frozenset(used), above=above, commits=highest)
 
 
 def _newest(kept: Sequence[Kept]) -> Memo:

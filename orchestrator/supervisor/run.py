@@ -301,7 +301,8 @@ class Supervisor:
             for node in sorted(record.hosts)
             if (job, node) in gone | found.strays
         ]
-        stepped = step(self._clock(), replace(self._state, jobs=found.jobs), inputs)
+        held = {device: one for device, one in self._state.quarantine.items() if device not in found.used}
+        stepped = step(self._clock(), replace(self._state, jobs=found.jobs, quarantine=held), inputs)
         self._state = stepped.state
         unsaved = Unsaved()
         unsaved.add(stepped, [], time.monotonic())

@@ -27,6 +27,7 @@ from orchestrator.domain.events import CancelRequested, HistoryEntry, JobSubmitt
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import MAX_REIGNS, Reign
 from orchestrator.domain.quarantine import Quarantine, Standing
 from orchestrator.domain.queue import Project, Waiting, WaitReason
 from orchestrator.domain.size import Size
@@ -215,6 +216,39 @@ async def test_who_holds_the_lease_may_raise_its_term_above_what_hosts_have_hear
     again = await store.overtake("one", raised, Term(3), 7, 30)
     assert again is not None and again > raised, "terms grow, whatever hosts have heard"
     assert (await store.load()).commits == 91
+
+
+@running
+async def test_store_remembers_whose_reign_began_after_which_commit(kind: Kind) -> None:
+    store, _ = kind.open()
+    first = await store.acquire("one", 30, by="one a", at=1.5)
+    assert first is not None
+    await store.commit(first, Commit(jobs={A: a_job()}))
+    second = await store.acquire("one", 30, by="one b", at=2.25)
+    assert second is not None
+    begun = (
+        Reign(term=first, by="one a", commits=0, at=1.5),
+        Reign(term=second, by="one b", commits=1, at=2.25),
+    )
+    assert (await store.load()).reigns == begun
+    forgotten = Reign(term=Term(30), by="one of which the store knows nothing", commits=70, at=2.0)
+    new = Reign(term=Term(0), by="one c", commits=90, at=3.0)
+    raised = await store.overtake("one", second, Term(40), 90, 30, reigns=(*begun, forgotten, new))
+    assert raised is not None
+    assert (await store.load()).reigns == (*begun, forgotten, replace(new, term=raised))
+    for number in range(2 * MAX_REIGNS):
+        await store.acquire("one", 30, by=f"{number}")
+    reigns = (await store.load()).reigns
+    assert [one.by for one in reigns] == [str(number) for number in range(MAX_REIGNS, 2 * MAX_REIGNS)]
+
+
+@running
+async def test_store_says_which_jobs_are_over(kind: Kind) -> None:
+    store, _ = kind.open()
+    term = await held(store)
+    await store.commit(term, Commit(jobs={A: a_job(), B: replace(a_job(), id=B, state=Succeeded(at=2.0))}))
+    assert await store.over([A, B, JobId("unheard-of")]) == {B}
+    assert await store.over([]) == frozenset()
 
 
 # --- commits --------------------------------------------------------------------------------------------------------------
