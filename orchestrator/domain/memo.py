@@ -7,6 +7,7 @@ which none of them was asked for anything.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from . import codec
@@ -66,8 +67,11 @@ class Remembered:
     memo: str = ""
 
     def of(self, job: JobId, node: NodeId) -> Kept:
-        """Raises codec.Undecodable."""
-        memo = codec.loads(Memo, self.memo.encode()) if self.memo else None
+        """What another version wrote and nobody here can read is as good as nothing."""
+        memo = None
+        if self.memo:
+            with suppress(codec.Undecodable):
+                memo = codec.loads(Memo, self.memo.encode())
         return Kept(job=job, node=node, term=self.term, heard=self.heard, at_work=self.at_work, memo=memo)
 
 
@@ -76,4 +80,4 @@ def is_forgotten(memo: Memo, reigns: Iterable[Reign]) -> bool:
     reign, by = memo.reigns[-1], {one.by: one for one in reigns}
     if reign.by not in by:
         return True
-    return any(one.term > reign.term and one.commits < memo.commits for one in by.values())
+    return any(one.at > reign.at and one.commits < memo.commits for one in by.values())

@@ -50,9 +50,8 @@ class SimStore:
         self._begin(self.reigns, at)
         return self.reigns
 
-    def overtake(self, above: Term, commits: int, reigns: tuple[Reign, ...], at: float) -> tuple[Reign, ...]:
-        """reigns: those that the supervisor knows of, its own last; none where it has been replaced."""
-        term = reigns[-1].term
+    def overtake(self, term: Term, above: Term, commits: int, reigns: tuple[Reign, ...], at: float) -> tuple[Reign, ...]:
+        """reigns: those that led to what the supervisor knows; none where it has been replaced."""
         if self.term > term:
             return ()
         self.commits = max(self.commits, commits)

@@ -129,7 +129,7 @@ class SimSupervisor:
         if world.clock.now < self._patient_until and any(not host.is_reachable for host in world.living()):
             world.clock.after(ASK_AGAIN_S, lambda: self.when_awake(self._begin))
             return
-        reigns = world.store.overtake(found.above, found.commits, self._reigns, world.clock.now)
+        reigns = world.store.overtake(self.term, found.above, found.commits, found.reigns, world.clock.now)
         if not reigns:
             self.crash()
             return
@@ -269,7 +269,7 @@ class SimSupervisor:
                 for entry in commit.history:
                     world.note(f"{entry.job} g{entry.generation} s{entry.step} {entry.type}: {entry.message}")
         except WentBack as error:
-            reigns = world.store.overtake(self.term, self._commits, self._reigns, world.clock.now)
+            reigns = world.store.overtake(self.term, self.term, self._commits, self._reigns, world.clock.now)
             assert reigns
             world.note(f"supervisor of term {self.term} writes again all it knows, with term {reigns[-1].term}")
             self._reigns = reigns

@@ -119,7 +119,7 @@ class Troublemaker:
                 self._to_a_rank(trouble, lambda rank: rank.host.kill(rank))
             case Trouble.RAISE:
                 # Twice in one step would end the job, and the record may not say yet that it has raised.
-                if not self._has_raised and not any(record.failures for record in world.records().values()):
+                if not self._has_raised and not world.has_failed:
                     self._has_raised = True
                     self._to_a_rank(trouble, lambda rank: rank.host.kill(rank, "OddError: odd"))
             case Trouble.KILL_VOTER:

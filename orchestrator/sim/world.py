@@ -268,6 +268,11 @@ class World(Place):
             self.restart_supervisor(self.rng.choice((0.1, 2.0, 6.0)))
 
     @property
+    def has_failed(self) -> bool:
+        """Some job may have failed in a step that it has not made since."""
+        return self.has_forgotten or any(record.failures for record in self.records().values())
+
+    @property
     def is_unseen(self) -> bool:
         """The store has gone back, and no supervisor has begun since."""
         return self.store.is_behind and all(one.is_dead for one in self._governors)

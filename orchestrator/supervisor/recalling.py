@@ -29,6 +29,8 @@ class Recalled:
     jobs: Mapping[JobId, JobRecord]
     strays: frozenset[tuple[JobId, NodeId]]
     used: frozenset[Device]
+    reigns: tuple[Reign, ...]
+    """Those that led to these jobs; the new supervisor's, which knew of nothing, is none of them."""
     above: Term
     commits: int
 
@@ -51,6 +53,7 @@ def recalled(
         return None
     found, strays, used = dict(jobs), set[tuple[JobId, NodeId]](), set[Device]()
     newest: dict[JobId, Memo] = {}
+    led_here = {one.by: one for one in reigns[:-1]}
     for job in {one.job: None for one in kept if one.memo is not None}:
         mine = [one for one in kept if one.job == job]
         memo = newest[job] = _newest(mine)
@@ -60,11 +63,19 @@ def recalled(
         if is_news:
             heard = Generation(max(memo.record.reserved, *(one.heard for one in mine)))
             effect = max(memo.record.next_effect, (above + 1) * EFFECTS)
+            led_here |= {one.by: one for one in memo.reigns}
             used |= claimed(memo.record)
             found[job] = memo.record.changed({"reserved": heard, "next_effect": effect})
     _part(found, newest, strays)
     highest = max([commits, *(memo.commits for memo in forgotten)])
-    return Recalled(jobs=found, strays=frozenset(strays), used=frozenset(used), above=above, commits=highest)
+    return Recalled(
+        jobs=found,
+        strays=frozenset(strays),
+        used=frozenset(used),
+        reigns=tuple(sorted(led_here.values(), key=lambda one: one.at)),
+        above=above,
+        commits=highest,
+    )
 
 
 def _newest(kept: Sequence[Kept]) -> Memo:

@@ -252,7 +252,7 @@ class Supervisor:
             raise LeaseLost("the store went back, and hosts obey a later supervisor")
         while True:
             try:
-                await self._overtake(self._term, self._commits)
+                await self._overtake(self._term, self._commits, self._reigns)
                 log.warning("store_went_back", error=why, term=self._term)
                 over = await store.over(self._ended)
             except Unavailable as error:
@@ -262,10 +262,10 @@ class Supervisor:
             ended = {job: record for job, record in self._ended.items() if job not in over}
             return whole(self._state, ended, commit, self._cursor, self._clock(), why)
 
-    async def _overtake(self, above: Term, commits: int) -> None:
-        """Go on under a term that nobody has heard of yet. Raises LeaseLost, Unavailable."""
+    async def _overtake(self, above: Term, commits: int, earlier: tuple[Reign, ...]) -> None:
+        """Go on from what these reigns led to, under a term that nobody has heard of. Raises LeaseLost, Unavailable."""
         reign = Reign(term=Term(0), by=self._name(), commits=commits, at=self._clock())
-        reigns = (*self._reigns, reign)[-MAX_REIGNS:]
+        reigns = (*earlier, reign)[-MAX_REIGNS:]
         term = await self._world.store.overtake(self._holder, self._term, above, commits, LEASE_S, reigns=reigns)
         if term is None:
             raise LeaseLost("another supervisor holds the lease")
@@ -290,7 +290,7 @@ class Supervisor:
                 raise LeaseLost("another supervisor holds the lease")
             await asyncio.sleep(ASK_AGAIN_S)
         why = "hosts remember more than the store, which went back while nobody looked"
-        await self._overtake(found.above, found.commits)
+        await self._overtake(found.above, found.commits, found.reigns)
         self._commits = found.commits
         log.warning("store_went_back", error=why, term=self._term)
         for job, node in sorted(found.strays):

@@ -1,4 +1,4 @@
-"""The store forgets its latest commits, under a supervisor that lives or before one begins, where anything else goes wrong too."""
+"""The store forgets its latest commits, under a supervisor or before one begins, where anything else goes wrong too."""
 
 from __future__ import annotations
 
