@@ -22,7 +22,7 @@ from orchestrator.domain.host_events import Envelope
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.incident import Incident
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.memo import Kept, Reign
+from orchestrator.domain.memo import Kept
 from orchestrator.domain.requests import CloseHost, HostMessage
 from orchestrator.domain.state import Failed, JobStatus, Reforming
 from orchestrator.domain.status import RESIZES, TERMINAL_STATUSES, status_of
@@ -116,10 +116,8 @@ class MeteredStore(StateStore):
     async def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
         return await _timed("over", self._store.over(jobs))
 
-    async def overtake(
-        self, holder: str, term: Term, above: Term, commits: int, ttl_s: float, *, reigns: tuple[Reign, ...] = ()
-    ) -> Term | None:
-        raised = await _timed("overtake", self._store.overtake(holder, term, above, commits, ttl_s, reigns=reigns))
+    async def overtake(self, holder: str, term: Term, above: Term, ttl_s: float) -> Term | None:
+        raised = await _timed("overtake", self._store.overtake(holder, term, above, ttl_s))
         if raised is not None:
             EPOCH.set(raised)
         return raised

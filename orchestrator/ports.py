@@ -50,6 +50,10 @@ class Commit:
     """All of them, when one changed."""
     queue: tuple[Waiting, ...] | None = None
     """Who waits and why, as readers see it, when that changed."""
+    reigns: tuple[Reign, ...] | None = None
+    """Of a store that went back, which has with this all that was forgotten: those that led here, the one that writes last.
+
+    Its `commits` says how many there had been; more than the store knows of are no reason not to write."""
     cursor: str | None = None
     """Commands up to and including this one have been taken into account."""
 
@@ -95,12 +99,9 @@ class StateStore(Protocol):
         """Of these, the jobs that have ended here. Raises Unavailable."""
         ...
 
-    async def overtake(
-        self, holder: str, term: Term, above: Term, commits: int, ttl_s: float, *, reigns: tuple[Reign, ...] = ()
-    ) -> Term | None:
-        """A new term for who holds `term`, higher than `above` too, in a store that has had `commits` at least from now on.
+    async def overtake(self, holder: str, term: Term, above: Term, ttl_s: float) -> Term | None:
+        """A new term for who holds `term`, higher than `above` too.
 
-        reigns: what it is to remember of earlier ones, and the one that begins now, whose term is not known yet.
         For a store that has gone back. None, and nothing is changed, where another holds the lease or has had a term above
         `term`. Raises Unavailable.
         """

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from orchestrator.domain.access import Submitter
 from orchestrator.domain.admission import Admission
@@ -99,16 +99,11 @@ class MemoryStore:
         taken_up = self._taken_up & self._jobs.keys()
         return frozenset(job for job in jobs if job in taken_up and isinstance(self._jobs[job].state, TERMINAL))
 
-    async def overtake(
-        self, holder: str, term: Term, above: Term, commits: int, ttl_s: float, *, reigns: tuple[Reign, ...] = ()
-    ) -> Term | None:
+    async def overtake(self, holder: str, term: Term, above: Term, ttl_s: float) -> Term | None:
         if self._term > term or self._holder() not in (None, holder):
             return None
         self._lease = (holder, self._clock() + ttl_s)
-        self._commits = max(self._commits, commits)
         self._term = Term(max(term, above) + 1)
-        if reigns:
-            self._reigns = [*reigns[:-1], replace(reigns[-1], term=self._term)][-MAX_REIGNS:]
         return self._term
 
     async def load(self) -> Loaded:
@@ -128,7 +123,7 @@ class MemoryStore:
     async def commit(self, term: Term, commit: Commit) -> int:
         if term < self._term:
             raise StaleTerm(f"term {term} has been replaced by {self._term}; stop, another supervisor writes now")
-        if term > self._term or self._commits < self._confirmed:
+        if term > self._term or (self._commits < self._confirmed and commit.reigns is None):
             raise WentBack(went_back(self._commits, self._confirmed))
         for id in commit.jobs:
             if id in self._taken_up and isinstance(self._jobs[id].state, TERMINAL):
@@ -155,6 +150,9 @@ class MemoryStore:
             self._queue = commit.queue
         if commit.cursor is not None:
             self._cursor = commit.cursor
+        if commit.reigns is not None:
+            self._reigns = list(commit.reigns[-MAX_REIGNS:])
+            self._commits = max(self._commits, commit.reigns[-1].commits)
         self._commits = self._confirmed = self._commits + 1
         self._wake()
         return self._commits

@@ -73,12 +73,9 @@ class RedisStore:
         found = await self._clients.run(self._clients.reads, scripts.OVER, *asked) if asked else ()
         return frozenset(job for job, is_over in zip(asked, found, strict=True) if is_over)
 
-    async def overtake(
-        self, holder: str, term: Term, above: Term, commits: int, ttl_s: float, *, reigns: tuple[Reign, ...] = ()
-    ) -> Term | None:
-        told = [f"{one.term} {_reign(one)}" for one in reigns[-MAX_REIGNS:-1]] + [_reign(one) for one in reigns[-1:]]
+    async def overtake(self, holder: str, term: Term, above: Term, ttl_s: float) -> Term | None:
         async with self._lock:
-            found = await self._clients.write(scripts.OVERTAKE, holder, term, above, commits, int(ttl_s * 1000), *told)
+            found = await self._clients.write(scripts.OVERTAKE, holder, term, above, int(ttl_s * 1000))
         return Term(found) if found else None
 
     # --- state ------------------------------------------------------------------------------------------------------------
@@ -170,6 +167,9 @@ class RedisStore:
         yield b"" if commit.projects is None else codec.dumps(commit.projects)
         yield b"" if commit.queue is None else codec.dumps(commit.queue)
         yield b"" if commit.admissions is None else codec.dumps(commit.admissions)
+        reigns = commit.reigns[-MAX_REIGNS:] if commit.reigns else ()
+        yield reigns[-1].commits if reigns else ""
+        yield "\n".join(f"{one.term} {one.commits} {one.at!r} {one.by}" for one in reigns)
 
 
 def went_back(commits: int | str, confirmed: int) -> str:
@@ -200,11 +200,6 @@ def decode_queue(data: bytes | str | None) -> tuple[Waiting, ...]:
 
 def decode_admissions(data: bytes | str | None) -> tuple[Admission, ...]:
     return tuple(codec.decode(tuple[Admission, ...], json.loads(data))) if data else ()
-
-
-def _reign(one: Reign) -> str:
-    """Without its term."""
-    return f"{one.commits} {one.at!r} {one.by}"
 
 
 def _read_reign(line: str) -> Reign:

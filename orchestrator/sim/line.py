@@ -87,6 +87,7 @@ class SimLine:
             return
         else:
             if not self._meet(host):
+                self._later(self._try, RETRY_S)
                 return
             try:
                 if not isinstance(request, CloseHost):

@@ -45,24 +45,22 @@ class SimStore:
         self._promises = promises
 
     def acquire(self, at: float) -> tuple[Reign, ...]:
-        """The new one last."""
+        """Reigns, the new one last."""
         self.term = Term(self.term + 1)
-        self._begin(self.reigns, at)
+        self.reigns = (*self.reigns, self.reign(self.commits, at))[-MAX_REIGNS:]
         return self.reigns
 
-    def overtake(self, term: Term, above: Term, commits: int, reigns: tuple[Reign, ...], at: float) -> tuple[Reign, ...]:
-        """reigns: those that led to what the supervisor knows; none where it has been replaced."""
+    def overtake(self, term: Term, above: Term) -> bool:
+        """Whether whoever has this term has a higher one now; not where another has."""
         if self.term > term:
-            return ()
-        self.commits = max(self.commits, commits)
+            return False
         self.term = Term(max(term, above) + 1)
-        self._begin(reigns, at)
-        return self.reigns
+        return True
 
-    def _begin(self, earlier: tuple[Reign, ...], at: float) -> None:
+    def reign(self, commits: int, at: float) -> Reign:
+        """One that begins now."""
         self._supervisors += 1
-        reign = Reign(term=self.term, by=f"supervisor{self._supervisors}", commits=self.commits, at=at)
-        self.reigns = (*earlier, reign)[-MAX_REIGNS:]
+        return Reign(term=self.term, by=f"supervisor{self._supervisors}", commits=commits, at=at)
 
     def copied(self) -> Copied:
         return Copied(
@@ -109,11 +107,14 @@ class SimStore:
         """
         if term < self.term:
             raise StaleTerm(f"term {term} has been replaced by {self.term}")
-        if term > self.term or self.commits < confirmed:
+        if term > self.term or (self.commits < confirmed and commit.reigns is None):
             raise WentBack(f"the store knows of {self.commits} commits and had confirmed {confirmed}")
         if commit is self._last:
             return False
         self._last = commit
+        if commit.reigns is not None:
+            self.reigns = commit.reigns[-MAX_REIGNS:]
+            self.commits = max(self.commits, commit.reigns[-1].commits)
         self.commits += 1
         self.is_behind = False
         self._promises.committed(term, self.jobs, commit)

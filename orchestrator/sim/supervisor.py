@@ -129,13 +129,12 @@ class SimSupervisor:
         if world.clock.now < self._patient_until and any(not host.is_reachable for host in world.living()):
             world.clock.after(ASK_AGAIN_S, lambda: self.when_awake(self._begin))
             return
-        reigns = world.store.overtake(self.term, found.above, found.commits, found.reigns, world.clock.now)
-        if not reigns:
+        if not world.store.overtake(self.term, found.above):
             self.crash()
             return
-        world.note(f"supervisor of term {self.term} goes on from what hosts remember, with term {reigns[-1].term}")
-        self._reigns = reigns
-        self._commits = world.store.commits
+        world.note(f"supervisor of term {self.term} goes on from what hosts remember, with term {world.store.term}")
+        self._reigns = (*found.reigns, world.store.reign(found.commits, world.clock.now))
+        self._commits = found.commits
         for job, node in sorted(found.strays):
             host = world.host(job, node)
             if host is not None and host.is_reachable:
@@ -156,7 +155,7 @@ class SimSupervisor:
         unsaved.add(stepped, [], world.clock.now)
         ended = {job: record for job, record in stepped.changed.items() if isinstance(record.state, TERMINAL)}
         why = "hosts remember more than the store"
-        commit = whole(self._state, ended, unsaved.commit(), str(self._recorded_cursor), world.clock.now, why)
+        commit = whole(self._state, ended, unsaved.commit(), str(self._recorded_cursor), self._reigns, world.clock.now, why)
         self._committing = True
         self._soon(COMMIT_S, lambda: self._commit(unsaved, commit, None))
 
@@ -269,13 +268,14 @@ class SimSupervisor:
                 for entry in commit.history:
                     world.note(f"{entry.job} g{entry.generation} s{entry.step} {entry.type}: {entry.message}")
         except WentBack as error:
-            reigns = world.store.overtake(self.term, self.term, self._commits, self._reigns, world.clock.now)
-            assert reigns
-            world.note(f"supervisor of term {self.term} writes again all it knows, with term {reigns[-1].term}")
-            self._reigns = reigns
+            assert world.store.overtake(self.term, self.term)
+            world.note(f"supervisor of term {self.term} writes again all it knows, with term {world.store.term}")
+            self._reigns = (*self._reigns, world.store.reign(self._commits, world.clock.now))
             over = world.store.over(self._ended)
             ended = {job: record for job, record in self._ended.items() if job not in over}
-            commit = whole(self._state, ended, commit, str(self._recorded_cursor), world.clock.now, str(error))
+            commit = whole(
+                self._state, ended, commit, str(self._recorded_cursor), self._reigns, world.clock.now, str(error)
+            )
             self._soon(COMMIT_S, again)
             return
         except StaleTerm:

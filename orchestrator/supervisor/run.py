@@ -260,13 +260,13 @@ class Supervisor:
                 await asyncio.sleep(RETRY_COMMIT_S)
                 continue
             ended = {job: record for job, record in self._ended.items() if job not in over}
-            return whole(self._state, ended, commit, self._cursor, self._clock(), why)
+            return whole(self._state, ended, commit, self._cursor, self._reigns, self._clock(), why)
 
     async def _overtake(self, above: Term, commits: int, earlier: tuple[Reign, ...]) -> None:
         """Go on from what these reigns led to, under a term that nobody has heard of. Raises LeaseLost, Unavailable."""
         reign = Reign(term=Term(0), by=self._name(), commits=commits, at=self._clock())
         reigns = (*earlier, reign)[-MAX_REIGNS:]
-        term = await self._world.store.overtake(self._holder, self._term, above, commits, LEASE_S, reigns=reigns)
+        term = await self._world.store.overtake(self._holder, self._term, above, LEASE_S)
         if term is None:
             raise LeaseLost("another supervisor holds the lease")
         self._term, self._renewed_at = term, time.monotonic()
@@ -307,7 +307,7 @@ class Supervisor:
         unsaved = Unsaved()
         unsaved.add(stepped, [], time.monotonic())
         ended = {job: record for job, record in stepped.changed.items() if isinstance(record.state, TERMINAL)}
-        await self._commit(whole(self._state, ended, unsaved.commit(), self._cursor, self._clock(), why))
+        await self._commit(whole(self._state, ended, unsaved.commit(), self._cursor, self._reigns, self._clock(), why))
 
     async def _ask_hosts(self) -> tuple[list[Kept], frozenset[Key], bool]:
         """What all that answer in a moment remember, which have ended, and whether that is all there are."""
