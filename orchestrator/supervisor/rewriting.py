@@ -30,7 +30,8 @@ def whole(
 ) -> Commit:
     """All that is known, with what was to be written.
 
-    ended: jobs that are not over for the store, as they ended. cursor: commands up to this one have been taken into account.
+    ended: jobs that are not over for the store, as they ended. cursor: commands up to this one have been taken into
+    account. reigns: those that led here, the one that writes last.
     """
     jobs = {**state.jobs, **ended, **commit.jobs}
     open_ones = [record for record in jobs.values() if not isinstance(record.state, TERMINAL)]
