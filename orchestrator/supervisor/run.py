@@ -16,11 +16,9 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TypeAlias
 
 import structlog
 
-from orchestrator.domain import codec
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable, WentBack
@@ -28,10 +26,10 @@ from orchestrator.domain.events import Contact, DeadlinePassed, EffectDone, Host
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import DeviceKind
-from orchestrator.domain.memo import MAX_REIGNS, Kept, Memo, Reign, is_forgotten
-from orchestrator.domain.requests import CloseHost, OpenHost
+from orchestrator.domain.memo import MAX_REIGNS, Reign
+from orchestrator.domain.requests import OpenHost
 from orchestrator.domain.state import TERMINAL
-from orchestrator.ports import Commit, HostGone, HostUnreachable
+from orchestrator.ports import Commit
 
 from .acting import Hands, World
 from .deadlines import deadlines, instants
@@ -40,6 +38,7 @@ from .kernel import State, Stepped, step
 from .recalling import recalled
 from .rewriting import whole
 from .unsaved import LAZY_S, News, Unsaved
+from .witnesses import Witnesses
 
 LEASE_S = 6.0
 NODES_S = 1.0
@@ -48,8 +47,6 @@ RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
 """A wait that took this much longer than asked for: nobody was running here."""
 POLL_COMMANDS_S = 5.0
-ASKED_S = 1.0
-"""In which hosts that can be reached have said what they remember, when a supervisor begins."""
 PATIENT_S, ASK_AGAIN_S = 30.0, 0.5
 """For how long the others are waited for where some remember more than the store, and how often they are asked."""
 HEARD_S = 1.5
@@ -60,10 +57,6 @@ RETIRE_S = 60.0
 """How often it is looked for finished jobs that are old enough for the archive."""
 
 log = structlog.get_logger()
-
-
-Mark: TypeAlias = tuple[float, int, str]
-Key: TypeAlias = tuple[JobId, NodeId]
 
 
 class LeaseLost(EverstepError):
@@ -104,14 +97,7 @@ class Supervisor:
         self._replaced = asyncio.Event()
         """A host obeys a later supervisor."""
         self._cursor = ""
-        self._reigns: tuple[Reign, ...] = ()
-        """Of supervisors, this one's last."""
-        self._recorded: dict[JobId, JobRecord] = {}
-        """Each open job as it was committed last."""
-        self._memos: dict[JobId, tuple[JobRecord, tuple[Reign, ...], str]] = {}
-        """What hosts are told to keep: of which record, in which reign, and encoded."""
-        self._recalled: dict[tuple[JobId, NodeId], Mark | None] = {}
-        """What hosts remembered when this supervisor began."""
+        self._witnesses = Witnesses(world.cluster)
         self._ended: dict[JobId, JobRecord] = {}
         """The latest jobs that have, as they were recorded."""
         self._checks = checks
@@ -125,8 +111,9 @@ class Supervisor:
         self._renewed_at = time.monotonic()
         log.info("lease_acquired", holder=self._holder, term=self._term)
         loaded = await self._world.store.load()
-        self._commits, self._cursor, self._reigns = loaded.commits, loaded.cursor, loaded.reigns
-        self._recorded = dict(loaded.jobs)
+        self._commits, self._cursor = loaded.commits, loaded.cursor
+        self._witnesses.reigns = loaded.reigns
+        self._witnesses.record(loaded.jobs, loaded.commits)
         self._state = State(
             jobs=loaded.jobs,
             root=self._root,
@@ -224,7 +211,7 @@ class Supervisor:
             try:
                 self._commits = await self._world.store.commit(self._term, commit)
                 self._cursor = commit.cursor or self._cursor
-                self._note_recorded(commit.jobs)
+                self._witnesses.record(commit.jobs, self._commits)
                 self._ended |= {job: record for job, record in commit.jobs.items() if isinstance(record.state, TERMINAL)}
                 while len(self._ended) > MAX_ENDED:
                     del self._ended[next(iter(self._ended))]
@@ -252,7 +239,7 @@ class Supervisor:
             raise LeaseLost("the store went back, and hosts obey a later supervisor")
         while True:
             try:
-                await self._overtake(self._term, self._commits, self._reigns)
+                await self._overtake(self._term, self._commits, self._witnesses.reigns)
                 log.warning("store_went_back", error=why, term=self._term)
                 over = await store.over(self._ended)
             except Unavailable as error:
@@ -260,7 +247,7 @@ class Supervisor:
                 await asyncio.sleep(RETRY_COMMIT_S)
                 continue
             ended = {job: record for job, record in self._ended.items() if job not in over}
-            return whole(self._state, ended, commit, self._cursor, self._reigns, self._clock(), why)
+            return whole(self._state, ended, commit, self._cursor, self._witnesses.reigns, self._clock(), why)
 
     async def _overtake(self, above: Term, commits: int, earlier: tuple[Reign, ...]) -> None:
         """Go on from what these reigns led to, under a term that nobody has heard of. Raises LeaseLost, Unavailable."""
@@ -270,7 +257,7 @@ class Supervisor:
         if term is None:
             raise LeaseLost("another supervisor holds the lease")
         self._term, self._renewed_at = term, time.monotonic()
-        self._reigns = (*reigns[:-1], replace(reign, term=term))
+        self._witnesses.reigns = (*reigns[:-1], replace(reign, term=term))
 
     # --- what hosts remember ----------------------------------------------------------------------------------------------
 
@@ -278,10 +265,11 @@ class Supervisor:
         """Go on from what hosts remember where that is more than what the store does. Raises LeaseLost, Unavailable."""
         until = time.monotonic() + PATIENT_S
         while True:
-            kept, gone, is_complete = await self._ask_hosts()
+            kept, gone, is_complete = await self._witnesses.ask(
+                (job, node) for job, record in self._state.jobs.items() for node in record.hosts
+            )
             over = await self._world.store.over({one.job for one in kept})
-            found = recalled(self._state.jobs, over, kept, self._reigns, self._commits)
-            self._recalled = {(one.job, one.node): one.memo.mark if one.memo else None for one in kept}
+            found = recalled(self._state.jobs, over, kept, self._witnesses.reigns, self._commits)
             if found is None:
                 return
             if is_complete or time.monotonic() >= until:
@@ -294,7 +282,7 @@ class Supervisor:
         self._commits = found.commits
         log.warning("store_went_back", error=why, term=self._term)
         for job, node in sorted(found.strays):
-            await self._end(job, node)
+            await self._witnesses.end(job, node, self._term)
         inputs = [
             HostLost(job=job, node=node, contact=Contact.GONE, message="its process has ended")
             for job, record in found.jobs.items()
@@ -307,66 +295,9 @@ class Supervisor:
         unsaved = Unsaved()
         unsaved.add(stepped, [], time.monotonic())
         ended = {job: record for job, record in stepped.changed.items() if isinstance(record.state, TERMINAL)}
-        await self._commit(whole(self._state, ended, unsaved.commit(), self._cursor, self._reigns, self._clock(), why))
-
-    async def _ask_hosts(self) -> tuple[list[Kept], frozenset[Key], bool]:
-        """What all that answer in a moment remember, which have ended, and whether that is all there are."""
-        cluster, is_complete = self._world.cluster, True
-        keys = {(job, node) for job, record in self._state.jobs.items() for node in record.hosts}
-        try:
-            async with asyncio.timeout(ASKED_S):
-                keys |= set(await cluster.hosts())
-        except (TimeoutError, OSError, EverstepError) as error:
-            log.warning("hosts_unknown", error=str(error))
-            is_complete = False
-        asked = {key: asyncio.create_task(cluster.ask(*key)) for key in sorted(keys)}
-        if asked:
-            await asyncio.wait(asked.values(), timeout=ASKED_S)
-        kept, gone = [], set()
-        for key, answer in asked.items():
-            if not answer.done():
-                answer.cancel()
-                is_complete = False
-            elif (why := answer.exception()) is None:
-                kept.append(answer.result())
-            elif isinstance(why, HostGone):
-                gone.add(key)
-            else:
-                log.warning("host_not_asked", job=key[0], node=key[1], error=str(why))
-                is_complete = False
-        return kept, frozenset(gone), is_complete
-
-    async def _end(self, job: JobId, node: NodeId) -> None:
-        """A host that serves what came to nothing."""
-        log.warning("host_ended", job=job, node=node, why="it obeyed a supervisor of which the store knows nothing")
-        effect = EffectId(f"{job}:stray:{self._term}")
-        try:
-            await self._world.cluster.call(job, node, self._term, effect, CloseHost())
-        except (HostGone, HostUnreachable, EverstepError) as error:
-            log.warning("host_not_ended", job=job, node=node, error=str(error))
-
-    def _note_recorded(self, jobs: Mapping[JobId, JobRecord]) -> None:
-        self._recorded |= jobs
-        for job, record in jobs.items():
-            if isinstance(record.state, TERMINAL):
-                self._recorded.pop(job, None)
-                self._memos.pop(job, None)
-
-    def _memo(self, job: JobId) -> str:
-        record = self._recorded.get(job)
-        if record is None:
-            return ""
-        known = self._memos.get(job)
-        if known is None or known[0] is not record or known[1] is not self._reigns:
-            memo = Memo(reigns=self._reigns, commits=self._commits, record=record)
-            known = self._memos[job] = record, self._reigns, codec.dumps(memo).decode()
-        return known[2]
-
-    def _knows(self, kept: Kept) -> bool:
-        memo = kept.memo
-        if memo is None or not is_forgotten(memo, self._reigns):
-            return True
-        return self._recalled.get((kept.job, kept.node)) == memo.mark
+        await self._commit(
+            whole(self._state, ended, unsaved.commit(), self._cursor, self._witnesses.reigns, self._clock(), why)
+        )
 
     async def _begin_anew_where_refused(self) -> None:
         """A host obeys a later supervisor, or remembers more, while the store has this one for the latest: it went back."""
@@ -417,9 +348,9 @@ class Supervisor:
                 term=lambda: self._term,
                 tell=self._tell,
                 refused=self._replaced.set,
-                memo=partial(self._memo, key[0]),
-                knows=self._knows,
-                is_met=key in self._recalled,
+                memo=partial(self._witnesses.memo, key[0]),
+                knows=self._witnesses.knows,
+                is_met=self._witnesses.has_met(*key),
             )
             self._lines[key] = line
             line.start(attached=attached and not _opening(self._state.jobs[key[0]], key[1]))
