@@ -168,9 +168,11 @@ class RayCluster:
 
     async def ask(self, job: JobId, node: NodeId) -> Kept:
         line = await self._attach(job, node)
-        # One of an earlier version takes this for a poll that waits for nothing, and remembers nothing.
         data = codec.dumps(Poll(term=Term(0), after=0, acked=0, wait_s=0.0, asks=True))
-        reply = await self._ask(line, Kind.POLL, data, POLL_GRACE_S, BUSY_S)
+        try:
+            reply = await self._ask(line, Kind.POLL, data, POLL_GRACE_S, BUSY_S)
+        except StaleTerm:  # one of an earlier version takes it for a poll, and remembers nothing
+            return Kept(job=job, node=node, term=Term(0))
         return (reply.kept or Remembered(term=Term(0))).of(job, node)
 
     async def call(
