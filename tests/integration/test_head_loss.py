@@ -105,7 +105,7 @@ def test_redis_is_put_back_to_before_a_recovery_while_no_supervisor_lives(cluste
             all_at_once.dump(key)
         copied = {key: value for key, value in zip(keys, all_at_once.execute(), strict=True) if value is not None}
     known = len(job.view().incidents)
-    job.client.inject({"fault": "kill", "job": job.id, "rank": 0})
+    job.client.inject({"kind": "kill", "job": job.id, "rank": 0})
     job.until(lambda view: len(view.incidents) > known and view.incidents[-1].pause_s is not None)
     job.trains_on(5)
     before, step = job.pids(), job.view().step
