@@ -10,6 +10,7 @@ from orchestrator.domain.ids import NodeId
 from orchestrator.domain.kinds import table
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.rows import words as row_words
+from orchestrator.domain.spec import JobSpec
 
 from .ask import NoPlan, Planned, Proposal
 from .job import ask_of, freed, machines_of
@@ -18,7 +19,7 @@ from .owning import with_shares, words
 from .placement import place
 from .search import Benches, search
 from .survival import survival
-from .words import CAUSES, won_by
+from .words import CAUSES, counted, listed, won_by
 
 WORTH_SAYING = 0.02
 """Share of a step's time that another setting must save to be mentioned."""
@@ -34,9 +35,9 @@ def foresee(question: PlanQuestion, uneven: bool = True) -> Forecast | Infeasibl
     found = search(ask, benches)
     free = search(freed(ask, question.spec), benches)
     if isinstance(found, NoPlan):
-        return Infeasible(reason=found.reason + _instead(free), forever=found.forever)
+        return Infeasible(reason=found.reason + _instead(free, question.spec), forever=found.forever)
     best = found.best
-    plan = place(best, cluster, reason=won_by(best, found.tried))
+    plan = place(best, cluster, reason=won_by(best, found.tried, ask))
     if best.is_uneven:
         shared = _shared(plan, question, cluster)
         if shared is None:
@@ -58,7 +59,7 @@ def foresee(question: PlanQuestion, uneven: bool = True) -> Forecast | Infeasibl
             *(_loser(words) for words in found.losers[:MAX_LOSERS]),
         ),
         survival=survival(plan, mirrors=question.spec.recovery.mirrors).words,
-        advice=_advice(best, free),
+        advice=_advice(best, free, question.spec),
         pipelines=best.replicas,
         ids=tuple(sorted({ids for member in best.members for ids in member.ids}, reverse=True)),
     )
@@ -77,26 +78,29 @@ def _loser(said: str) -> Alternative:
     return Alternative(shape=shape, step_s=None, why=why)
 
 
-def _instead(free: Planned | NoPlan) -> str:
-    return (
-        "" if isinstance(free, NoPlan) else f"; or set {_settings(free.best)}, which takes {free.best.seconds:.3g} s a step"
-    )
+def _instead(free: Planned | NoPlan, spec: JobSpec) -> str:
+    if isinstance(free, NoPlan) or not (changes := _changes(free.best, spec)):
+        return ""
+    return f"; or set {changes}, which takes {free.best.seconds:.3g} s a step"
 
 
-def _advice(best: Proposal, free: Planned | NoPlan) -> tuple[str, ...]:
+def _advice(best: Proposal, free: Planned | NoPlan, spec: JobSpec) -> tuple[str, ...]:
     if isinstance(free, NoPlan) or free.best.seconds > best.seconds * (1 - WORTH_SAYING):
         return ()
     saved = 1 - free.best.seconds / best.seconds
-    return (
-        f"{_settings(free.best)} would take {free.best.seconds:.3g} s a step, {saved:.0%} less, as {free.best.shape()}",
-    )
+    takes = f"{free.best.seconds:.3g} s a step, {saved:.0%} less, as {free.best.shape()}"
+    return (f"{_changes(free.best, spec)} would take {takes}",)
 
 
-def _settings(best: Proposal) -> str:
-    return (
-        f"train.micro_batch_size {best.batch.samples}, train.micro_batches {best.batch.micro_batches} and "
-        f"train.activation_checkpointing {'true' if best.recompute else 'false'}"
-    )
+def _changes(best: Proposal, spec: JobSpec) -> str:
+    """`train.micro_batch_size 4 and train.micro_batches 32`: of the job's settings, those that are others then."""
+    batch, train = best.batch, spec.train
+    said = []
+    if batch.samples != train.micro_batch_size:
+        said += [f"train.micro_batch_size {batch.samples}", f"train.micro_batches {batch.micro_batches}"]
+    if best.recompute is not train.activation_checkpointing:
+        said.append(f"train.activation_checkpointing {'true' if best.recompute else 'false'}")
+    return listed(said) if said else ""
 
 
 # --- by node -------------------------------------------------------------------------------------------------------------
@@ -106,10 +110,10 @@ def _rows(plan: Plan, best: Proposal, cluster: Machines) -> tuple[NodeRow, ...]:
     work: dict[NodeId, dict[str, None]] = defaultdict(dict)
     used: dict[NodeId, int] = defaultdict(int)
     for pipeline in plan.pipelines:
-        depth, ids = len(pipeline.stages), len(pipeline.micro_batches)
+        depth, ids = len(pipeline.stages), counted(len(pipeline.micro_batches), "micro-batch", "micro-batches")
         for number, stage in enumerate(pipeline.stages):
             node = stage.devices[0].node
-            work[node][f"stage {number + 1} of {depth}: layers {stage.first}-{stage.last - 1}, {ids} micro-batches"] = None
+            work[node][f"stage {number + 1} of {depth}: layers {stage.first}-{stage.last - 1}, {ids}"] = None
             used[node] += len(stage.devices)
     alike: dict[tuple[str, int, int, tuple[str, ...]], list[Machine]] = defaultdict(list)
     for machine in cluster.nodes:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.planner_gap import worst_gap
 from orchestrator.domain.kinds import KINDS
 from orchestrator.planner.ask import NoPlan, Planned
-from orchestrator.planner.compose import Limits
+from orchestrator.planner.compose import MAX_PAIRS, Limits, _pairs
 from orchestrator.planner.machines import NodeGroup, machines
 from orchestrator.planner.memory import Rules, usable
 from orchestrator.planner.search import search
@@ -126,6 +126,26 @@ def test_wanted_degrees_are_kept_on_mixed_nodes() -> None:
     found = search(an_ask(a_model(6), cluster, 8, tp=2, limits=Limits(least_depth=2, most_depth=2, replicas=2)))
     assert isinstance(found, Planned)
     assert (found.best.tp, found.best.depths, found.best.replicas, found.best.num_devices) == (2, (2,), 2, 8)
+
+
+def test_pipelines_of_one_stage_are_no_dearer_to_plan_on_many_kinds() -> None:
+    """There is a state for every number of groups of every class, were it asked for all mixtures: millions of them."""
+    cluster = a_cluster(("A100", 32, 8), ("L4", 8, 8), ("T4", 64, 4), ("V100", 8, 8))
+    found = search(an_ask(a_model(8), cluster, 64, limits=Limits(most_depth=1)))
+    assert isinstance(found, Planned) and found.best.depths == (1,)
+    assert _pairs([257, 65, 257, 65], 1) > MAX_PAIRS
+
+
+def test_sizes_are_kept_whatever_the_degrees() -> None:
+    cluster = a_cluster(("A100", 2, 4), ("H100", 1, 4))
+    for least, most in ((12, 0), (1, 5), (6, 6), (12, 12)):
+        found = search(an_ask(a_model(6, 4096), cluster, 48, limits=Limits(min_devices=least, max_devices=most)))
+        assert isinstance(found, Planned)
+        assert all(least <= one.num_devices <= (most or 12) for one in found.proposals)
+    asked = an_ask(a_model(6, 4096), cluster, 48, tp=4, limits=Limits(min_devices=12))
+    assert isinstance(search(asked), Planned), "three groups of four are twelve devices"
+    few = search(an_ask(a_model(6), cluster, 2, limits=Limits(min_devices=12, most_depth=1)))
+    assert isinstance(few, NoPlan) and "has use for 2 devices, min_devices is 12" in few.reason
 
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:
