@@ -25,6 +25,7 @@ from .heirs import in_place
 from .mixed import choose_mixed, is_mixed
 from .owning import fits_as_it_is
 from .replan import Outlook
+from .words import listed
 
 STATE_BYTES = 16
 """Per parameter: compute copy and gradient (4 + 4 at most) stay whole, master and two moments are shared out."""
@@ -81,9 +82,22 @@ def choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasib
     refusal = _never(request)
     if refusal:
         return Infeasible(reason=refusal, forever=True)
+    if refusal := _beyond_limit(request):
+        return Infeasible(reason=refusal)
     if request.spec.train.exact is True and len(_kinds(request)) > 1:
         return _choose_of_one_kind(request)
     return _choose(request, ahead)
+
+
+def _beyond_limit(request: ChoosePlan) -> str:
+    """Why it may have too few devices for what it asks, whatever there is; or nothing."""
+    least, most = _least(request), request.spec.parallel.max_devices
+    return f"needs {least} devices and may have {most}; raise its limit" if 0 < most < least else ""
+
+
+def _least(request: ChoosePlan) -> int:
+    wanted = request.spec.parallel
+    return max(wanted.min_devices, (wanted.tp or 1) * (wanted.pp or 1) * (wanted.dp or 1))
 
 
 def _choose_of_one_kind(request: ChoosePlan) -> Plan | Infeasible:
@@ -95,7 +109,8 @@ def _choose_of_one_kind(request: ChoosePlan) -> Plan | Infeasible:
         if isinstance(found, Plan):
             others = ", ".join(other for other in kinds if other != kind)
             return replace(found, reason=f"{found.reason}; {kind} alone ({others} unused), because train.exact is true")
-        whys.append(f"on {kind} alone it {found.reason}")
+        it = "it " if found.reason.startswith(("needs", "may")) else ""
+        whys.append(f"on {kind} alone {it}{found.reason}")
     said = "; ".join(whys)
     return Infeasible(reason=f"train.exact is true, which takes one kind of device: {said}; or set it to best_effort")
 
@@ -111,12 +126,8 @@ def _kinds(request: ChoosePlan) -> list[str]:
 
 
 def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasible:
-    wanted = request.spec.parallel
     islands = _islands(request)
-    total = sum(len(island) for island in islands)
-    least = max(wanted.min_devices, (wanted.tp or 1) * (wanted.pp or 1) * (wanted.dp or 1))
-    if 0 < wanted.max_devices < least:
-        return Infeasible(reason=f"needs {least} devices and may have {wanted.max_devices}; raise its limit")
+    total, least = sum(len(island) for island in islands), _least(request)
     if total < least:
         return Infeasible(reason=f"needs {least} devices, {total} usable; lower {_lower(request)} or wait for a node")
     if is_mixed(request) and (mixed := choose_mixed(request, ahead)):
@@ -198,7 +209,13 @@ def _no_such_size(request: ChoosePlan, total: int) -> str:
         for dp in ([wanted.dp] if wanted.dp else range(1, ids // pp + 1))
     }
     least, most = max(1, wanted.min_devices), wanted.max_devices or inf
-    if any(least <= size <= most for size in sizes):
+    if possible := [size for size in sizes if least <= size <= most]:
+        larger = min((size for size in possible if size > total), default=0)
+        if larger:
+            given = [f"parallel.{name} {degree}" for name in ("tp", "pp", "dp") if (degree := getattr(wanted, name))]
+            because = f" by {listed(given)}" if given else ""
+            lower = f"lower {_lower(request)} or min_devices" if wanted.min_devices > 1 else f"lower {_lower(request)}"
+            return f"needs {larger} devices{because}, {total} usable; {lower}, or wait for a node"
         return f"no tp x pp x dp of {total} devices fits the job's constraints; lower them"
     near = [
         max((size for size in sizes if size < least), default=0),
@@ -263,10 +280,13 @@ def _why_not(
     """What keeps these degrees from being a plan."""
     if groups is not None:
         return _too_big(request, degrees, groups)
-    return (
-        f"{degrees} needs {degrees.tp} devices on one node {degrees.pp * degrees.dp} times, "
-        f"{sum(len(island) // degrees.tp for island in islands)} are usable; lower tp or wait for a node"
-    )
+    times = degrees.pp * degrees.dp
+    sets = sum(len(island) // degrees.tp for island in islands)
+    there = "there is 1 such set" if sets == 1 else f"there are {sets} such sets"
+    if times == 1:
+        largest = max((len(island) for island in islands), default=0)
+        return f"needs {degrees.tp} devices on one node, the largest has {largest} usable; lower tp or wait for a node"
+    return f"needs {degrees.tp} devices on one node {times} times ({degrees}), {there}; lower tp or wait for a node"
 
 
 def _too_big(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]]) -> str:

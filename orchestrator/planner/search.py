@@ -385,7 +385,8 @@ def _why_none(way: _Way, ask: Ask, below: float) -> str:
     replicas, ids = limits.replicas or 1, way.batch.micro_batches
     total = sum(way.groups)
     if limits.least_depth * replicas > total:
-        return f"needs {limits.least_depth * replicas} groups of {way.tp} devices on a node, {total} are there"
+        what = "devices" if way.tp == 1 else f"groups of {way.tp} devices on a node"
+        return f"needs {limits.least_depth * replicas} {what}, {total} {'is' if total == 1 else 'are'} there"
     if limits.least_depth * replicas > ids:
         return f"{ids} micro-batches are fewer than the stages of its pipelines"
     depth = min(limits.most_depth, len(ask.model.layers), total // replicas, ids // replicas)
