@@ -16,21 +16,17 @@ from math import gcd, inf
 
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.kinds import row_of
 from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
 from orchestrator.domain.profile import BLOCK, splits_a_block
 
-from .alike import heaviest, layer_bounds, longest, split_words
+from .alike import layer_bounds, longest, split_words
+from .fitting import Fitting
 from .heirs import in_place
 from .mixed import choose_mixed, is_mixed
 from .owning import fits_as_it_is
 from .replan import Outlook
 from .words import listed
 
-STATE_BYTES = 16
-"""Per parameter: compute copy and gradient (4 + 4 at most) stay whole, master and two moments are shared out."""
-EXACT_BYTES = 8
-"""More per parameter in exact mode: the sum of its gradients is kept as an integer."""
 TP_PENALTY = 0.08
 """Share of a stage's time that each further tp rank costs in collectives; measured later, assumed here."""
 
@@ -134,6 +130,7 @@ def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasi
         return mixed
     best: tuple[tuple[float, ...], Degrees, list[tuple[Device, ...]], ChoosePlan] | None = None
     in_order: dict[int, list[tuple[Device, ...]]] = {}
+    fitting = Fitting.of(request)
 
     def groups_of(degrees: Degrees) -> list[tuple[Device, ...]] | None:
         if degrees.tp not in in_order:
@@ -155,15 +152,23 @@ def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasi
         groups = groups_of(degrees)
         if groups is None:
             continue
-        fitting = next((place for place, one in enumerate(variants) if not _too_big(one, degrees, groups)), None)
-        if fitting is not None and (best is None or scores[fitting] < best[0]):
-            best = (scores[fitting], degrees, groups, variants[fitting])
+        bounds = [layer_bounds(one, degrees.pp) for one in variants]
+        place = next((place for place, mine in enumerate(bounds) if not fitting.lacking(mine, groups)), None)
+        if place is not None and (best is None or scores[place] < best[0]):
+            best = (scores[place], degrees, groups, variants[place])
     if best is None and possible:
-        return Infeasible(reason=_why_not(variants[-1], possible[0], groups_of(possible[0]), islands))
+        there = [one for one in possible if groups_of(one) is not None]
+        nearest = min(there, key=_share_of_state) if there else possible[0]
+        return Infeasible(reason=_why_not(variants[-1], nearest, groups_of(nearest), islands, fitting))
     if best is None:
         return Infeasible(reason=_no_such_size(request, total))
     _, degrees, groups, asked = best
     return _after(asked, _plan(asked, degrees, groups, total))
+
+
+def _share_of_state(degrees: Degrees) -> tuple[float, int]:
+    """About what a device holds of it: compute copies whole on each replica, three times as much shared out."""
+    return (1 + 3 / degrees.dp) / (degrees.tp * degrees.pp), degrees.devices
 
 
 def _after(request: ChoosePlan, plan: Plan) -> Plan:
@@ -275,11 +280,16 @@ def _groups(in_order: list[tuple[Device, ...]], degrees: Degrees) -> list[tuple[
 
 
 def _why_not(
-    request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]] | None, islands: list[list[Device]]
+    request: ChoosePlan,
+    degrees: Degrees,
+    groups: list[tuple[Device, ...]] | None,
+    islands: list[list[Device]],
+    fitting: Fitting,
 ) -> str:
     """What keeps these degrees from being a plan."""
     if groups is not None:
-        return _too_big(request, degrees, groups)
+        said = fitting.lacking(layer_bounds(request, degrees.pp), groups)
+        return f"{degrees} needs {said}; {_more_room(request)}"
     times = degrees.pp * degrees.dp
     sets = sum(len(island) // degrees.tp for island in islands)
     there = "there is 1 such set" if sets == 1 else f"there are {sets} such sets"
@@ -289,20 +299,13 @@ def _why_not(
     return f"needs {degrees.tp} devices on one node {times} times ({degrees}), {there}; lower tp or wait for a node"
 
 
-def _too_big(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]]) -> str:
-    """Why the plan does not fit memory, or nothing."""
-    profile, train = request.profile, request.spec.train
-    mirrored = 1 + request.spec.recovery.mirrors
-    per_param = 8 + (EXACT_BYTES if train.exact else 0) + (STATE_BYTES - 4) * mirrored / degrees.dp
-    in_flight = min(degrees.pp, train.micro_batches // degrees.dp)
-    layers, share = heaviest(request, degrees.pp)
-    need = profile.num_params * share / degrees.tp * per_param + profile.activation_bytes * layers * in_flight / degrees.tp
-    kinds = dict(request.devices)
-    table = request.table
-    have = min(row_of(kinds[device], table).memory_bytes for group in groups for device in group)
-    if need <= have:
-        return ""
-    return f"{degrees} needs {need / 2**30:.1f} GiB a device, {have / 2**30:.0f} are there; raise tp or pp"
+def _more_room(request: ChoosePlan) -> str:
+    wanted = request.spec.parallel
+    fixed = [name for name in ("tp", "pp") if getattr(wanted, name)]
+    more = (
+        f"raise {listed(fixed, 'or')}" if fixed else "add nodes or raise max_devices" if wanted.max_devices else "add nodes"
+    )
+    return more if request.spec.train.activation_checkpointing else f"{more}, or set train.activation_checkpointing"
 
 
 def _cost(request: ChoosePlan, degrees: Degrees, *, usual: bool = False) -> float:

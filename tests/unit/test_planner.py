@@ -120,9 +120,18 @@ def test_a_model_too_big_for_one_device_is_cut() -> None:
     other = replace(line, name="v", layers=(1,))
     big = Profile(num_layers=2, lines=(line, other), divisors=(), activation_bytes=0)
     found = refused(ask([1], a_spec(), profile=big))
-    assert "GiB a device, 4 are there; raise tp or pp" in found.reason and not found.forever
+    assert re.search(r"needs .* GiB on a cpu, 3.7 GiB are usable; add nodes", found.reason) and not found.forever
     plan = planned(ask([4, 4], a_spec(), profile=big))
     assert plan.tp * plan.pp > 1
+
+
+def test_a_stage_with_more_than_its_share_is_not_averaged_away() -> None:
+    """Two layers of one and three parts: half of both is not what the second stage holds."""
+    small = Line(name="w", shape=(1024, 70_000), split=False, layers=(0,), decay=True)
+    heavy = replace(small, name="v", shape=(1024, 210_000), layers=(1,))
+    profile = Profile(num_layers=2, lines=(small, heavy), divisors=(), activation_bytes=0)
+    found = refused(ask([1, 1], a_spec(pp=2, mirrors=0), profile=profile))
+    assert re.search(r"needs 4\.0 GiB on a cpu \(layers 1-1\), 3\.7 GiB are usable; raise pp", found.reason)
 
 
 def test_devices_that_hold_state_are_preferred() -> None:
