@@ -228,7 +228,8 @@ def _running(
     recut = _given_bytes(bench, sorted(kept), len(current.plan.pipelines)) * current.proposal.tp
     moved_bytes += recut
     slowest = min(bench.classes[index].kind.network_gb_s for track in by_track for index in set(track.classes)) * 1e9
-    seconds += recut / (slowest * current.proposal.tp * sum(track.depth for track, _ in kept.values()))
+    num_groups = sum(track.depth * len(mine) for track, mine in by_track.items())
+    seconds += recut / (slowest * current.proposal.tp * num_groups)
     return Change(
         rung=rung,
         proposal=_with(current.proposal, members, breakdown),
