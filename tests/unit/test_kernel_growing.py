@@ -174,4 +174,4 @@ def test_nodes_that_come_while_the_first_is_warmed_are_one_change_together() -> 
     bench.copying().caught_up().reports(replace(holding(6)(bench.device(0)), stopped=True))
     bench.all_report(holding(6)).prepared().ready().passed(7)
     assert bench.plan.world_size == 5
-    assert [one.cause for one in bench.record.incidents] == [Cause.GROW], "one change for all three"
+    assert [one.fault.cause for one in bench.record.incidents] == [Cause.GROW], "one change for all three"
