@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 
 from orchestrator.domain.foresight import Alternative, Forecast, NodeRow, PlanQuestion
@@ -16,6 +17,7 @@ from .ask import NoPlan, Planned, Proposal
 from .job import ask_of, freed, machines_of
 from .machines import Machine, Machines
 from .owning import with_shares, words
+from .pipelines import Bench
 from .placement import place
 from .search import Benches, search
 from .survival import survival
@@ -53,7 +55,7 @@ def foresee(question: PlanQuestion, uneven: bool = True) -> Forecast | Infeasibl
         bound_s=best.bound_s,
         devices=best.num_devices,
         idle=cluster.num_devices - best.num_devices,
-        rows=_rows(plan, best, cluster),
+        rows=_rows(plan, best, cluster, benches.of(ask, best.tp, best.batch.samples, best.recompute)),
         alternatives=(
             *(Alternative(shape=one.shape(), step_s=one.seconds, why=one.why) for one in found.proposals[1:]),
             *(_loser(words) for words in found.losers[:MAX_LOSERS]),
@@ -106,25 +108,37 @@ def _changes(best: Proposal, spec: JobSpec) -> str:
 # --- by node -------------------------------------------------------------------------------------------------------------
 
 
-def _rows(plan: Plan, best: Proposal, cluster: Machines) -> tuple[NodeRow, ...]:
+def _rows(plan: Plan, best: Proposal, cluster: Machines, bench: Bench) -> tuple[NodeRow, ...]:
     work: dict[NodeId, dict[str, None]] = defaultdict(dict)
     used: dict[NodeId, int] = defaultdict(int)
-    for pipeline in plan.pipelines:
+    held: dict[NodeId, float] = defaultdict(float)
+    for pipeline, mine in zip(plan.pipelines, _held(best, bench), strict=True):
         depth, ids = len(pipeline.stages), counted(len(pipeline.micro_batches), "micro-batch", "micro-batches")
-        for number, stage in enumerate(pipeline.stages):
+        for number, (stage, size) in enumerate(zip(pipeline.stages, mine, strict=True)):
             node = stage.devices[0].node
             work[node][f"stage {number + 1} of {depth}: layers {stage.first}-{stage.last - 1}, {ids}"] = None
             used[node] += len(stage.devices)
+            held[node] = max(held[node], size)
     alike: dict[tuple[str, int, int, tuple[str, ...]], list[Machine]] = defaultdict(list)
     for machine in cluster.nodes:
         said = tuple(sorted(work.get(machine.node, {"idle": None})))
         alike[machine.key.name, len(machine.devices), used[machine.node], said].append(machine)
-    return tuple(_row(key, mine, best) for key, mine in alike.items())
+    return tuple(_row(key, mine, max(held[machine.node] for machine in mine)) for key, mine in alike.items())
 
 
-def _row(key: tuple[str, int, int, tuple[str, ...]], mine: list[Machine], best: Proposal) -> NodeRow:
+def _held(best: Proposal, bench: Bench) -> Iterator[list[float]]:
+    """Bytes of a device of each stage, by pipeline. Where shares are not alike, those of its kind's fullest device."""
+    for member in best.members:
+        stages = range(member.track.depth)
+        if best.is_uneven:
+            mine = [best.memory[bench.classes[index].kind.name][0] for index in member.track.classes]
+        else:
+            mine = [bench.bytes_of(member.track, stage, member.ids[0], best.replicas) for stage in stages]
+        yield from (mine for _ in member.ids)
+
+
+def _row(key: tuple[str, int, int, tuple[str, ...]], mine: list[Machine], held: float) -> NodeRow:
     kind, devices, used, said = key
-    need, limit = best.memory.get(kind, (0.0, float(mine[0].key.memory_bytes)))
     return NodeRow(
         kind=kind,
         nodes=len(mine),
@@ -133,6 +147,6 @@ def _row(key: tuple[str, int, int, tuple[str, ...]], mine: list[Machine], best: 
         devices=devices,
         used=used,
         work=said,
-        memory_bytes=need if used else 0.0,
-        memory_limit_bytes=limit,
+        memory_bytes=held,
+        memory_limit_bytes=float(mine[0].key.memory_bytes),
     )

@@ -31,6 +31,8 @@ class Track:
     """Of each stage for one id."""
     counts: tuple[int, ...]
     """tp groups taken of each class."""
+    heaviest: tuple[tuple[int, float], ...] = field(repr=False, compare=False)
+    """Of each class, parameters of a device of its fullest stage."""
     depth: int = field(init=False, repr=False, compare=False)
     period: float = field(init=False, repr=False, compare=False)
     fill: float = field(init=False, repr=False, compare=False)
@@ -68,6 +70,7 @@ class Bench:
     _kept: list[float] = field(init=False)
     _held: dict[tuple[int, int], list[float]] = field(init=False, default_factory=dict)
     _tracks: dict[tuple[tuple[int, ...], int], Track | None] = field(init=False, default_factory=dict)
+    _afters: dict[tuple[int, float, int, float], tuple[float, float]] = field(init=False, default_factory=dict)
     _paces: list[float] = field(init=False)
     _is_regular: bool = field(init=False)
 
@@ -179,7 +182,10 @@ class Bench:
         times = tuple(
             [by_class[index][bounds[i + 1]] - by_class[index][bounds[i]] + extra[i] for i, index in enumerate(classes)]
         )
-        return Track(classes=classes, bounds=bounds, times=times, counts=tuple(counts))
+        most: dict[int, float] = {}
+        for first, last, index in zip(bounds, bounds[1:], classes, strict=False):
+            most[index] = max(most.get(index, 0.0), self.params[last] - self.params[first])
+        return Track(classes=classes, bounds=bounds, times=times, counts=tuple(counts), heaviest=tuple(most.items()))
 
     def _extra(self, classes: tuple[int, ...]) -> list[float]:
         """Seconds of each stage besides its layers: two neighbours, one at either end, none alone."""
@@ -192,19 +198,19 @@ class Bench:
 
     def after(self, track: Track, replicas: int, network_gb_s: float) -> tuple[float, float]:
         """Seconds of (reduction and gathering, update) once all ids are done, of the stage that takes longest."""
-        most: dict[int, float] = {}
-        for first, last, index in zip(track.bounds, track.bounds[1:], track.classes, strict=False):
-            most[index] = max(most.get(index, 0.0), self.params[last] - self.params[first])
-        worst = (0.0, 0.0)
-        for index, params in most.items():
+        found = [self._after(index, params, replicas, network_gb_s) for index, params in track.heaviest]
+        return found[0] if len(found) == 1 else max(found, key=sum)
+
+    def _after(self, index: int, params: float, replicas: int, network_gb_s: float) -> tuple[float, float]:
+        key = (index, params, replicas, network_gb_s)
+        if key not in self._afters:
             one = self.classes[index]
             inside = max(1, one.devices // self.tp)
-            found = (
+            self._afters[key] = (
                 replica_time(params, replicas, inside, self.rules.mirrors, one.kind, network_gb_s, self.constants),
                 update_time(params, replicas, self.rules.mirrors, one.kind, self.constants),
             )
-            worst = max(worst, found, key=sum)
-        return worst
+        return self._afters[key]
 
     def least_after(self, replicas: int, network_gb_s: float) -> float:
         """Seconds below which no pipeline's `after` is: of a stage that holds an even part of the deepest there can be."""

@@ -59,6 +59,8 @@ def test_a_plan_for_24576_devices_that_nobody_has_needs_no_server(tmp_path: Path
     assert found["bound_s"] < found["step_s"]
     assert sum(row["nodes"] for row in found["rows"]) == 3072
     assert all(row["memory_bytes"] < row["memory_limit_bytes"] for row in found["rows"])
+    busy = [row["memory_bytes"] for row in found["rows"] if row["used"]]
+    assert len(set(busy)) == len(busy) > 1, "each stage holds something else"
     assert found["alternatives"][0]["why"] and "may be lost" in found["survival"]
     console = Console(width=120, record=True, file=StringIO())
     console.print(plan_tables.forecast(ForecastView.model_validate(found)))
