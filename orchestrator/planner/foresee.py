@@ -15,7 +15,7 @@ from orchestrator.domain.spec import JobSpec
 
 from .ask import NoPlan, Planned, Proposal
 from .job import ask_of, freed, machines_of
-from .machines import Machine, Machines
+from .machines import ClassKey, Machine, Machines
 from .owning import with_shares, words
 from .pipelines import Bench
 from .placement import place
@@ -109,21 +109,40 @@ def _changes(best: Proposal, spec: JobSpec) -> str:
 
 
 def _rows(plan: Plan, best: Proposal, cluster: Machines, bench: Bench) -> tuple[NodeRow, ...]:
-    work: dict[NodeId, dict[str, None]] = defaultdict(dict)
+    """Nodes alike that hold the same stages are one row, also where one has a micro-batch more than another."""
+    work: dict[NodeId, dict[_Role, None]] = defaultdict(dict)
     used: dict[NodeId, int] = defaultdict(int)
     held: dict[NodeId, float] = defaultdict(float)
-    for pipeline, mine in zip(plan.pipelines, _held(best, bench), strict=True):
-        depth, ids = len(pipeline.stages), counted(len(pipeline.micro_batches), "micro-batch", "micro-batches")
-        for number, (stage, size) in enumerate(zip(pipeline.stages, mine, strict=True)):
-            node = stage.devices[0].node
-            work[node][f"stage {number + 1} of {depth}: layers {stage.first}-{stage.last - 1}, {ids}"] = None
+    ids: dict[tuple[ClassKey, _Role], set[int]] = defaultdict(set)
+    keys = {machine.node: machine.key for machine in cluster.nodes}
+    for pipeline, sizes in zip(plan.pipelines, _held(best, bench), strict=True):
+        for number, (stage, size) in enumerate(zip(pipeline.stages, sizes, strict=True)):
+            node, role = stage.devices[0].node, (number + 1, len(pipeline.stages), stage.first, stage.last)
+            work[node][role] = None
             used[node] += len(stage.devices)
             held[node] = max(held[node], size)
-    alike: dict[tuple[str, int, int, tuple[str, ...]], list[Machine]] = defaultdict(list)
+            ids[keys[node], role].add(len(pipeline.micro_batches))
+    alike: dict[tuple[ClassKey, int, tuple[_Role, ...]], list[Machine]] = defaultdict(list)
     for machine in cluster.nodes:
-        said = tuple(sorted(work.get(machine.node, {"idle": None})))
-        alike[machine.key.name, len(machine.devices), used[machine.node], said].append(machine)
-    return tuple(_row(key, mine, max(held[machine.node] for machine in mine)) for key, mine in alike.items())
+        alike[machine.key, used[machine.node], tuple(sorted(work.get(machine.node, ())))].append(machine)
+    made = []
+    for (key, number, roles), mine in alike.items():
+        health = f", at {key.speed:.0%} of what its kind does" if key.speed != 1.0 else ""
+        said = tuple(f"{_role_words(role, ids[key, role])}{health}" for role in roles) or ("idle",)
+        made.append(_row(mine, number, said, max(held[machine.node] for machine in mine)))
+    return tuple(made)
+
+
+_Role = tuple[int, int, int, int]
+"""Which stage of how many, its first layer, and the one after its last."""
+
+
+def _role_words(role: _Role, ids: set[int]) -> str:
+    """`stage 1 of 4: layers 0-20, 16 to 17 micro-batches`."""
+    stage, depth, first, last = role
+    few, many = min(ids), max(ids)
+    number = counted(many, "micro-batch", "micro-batches") if few == many else f"{few:,} to {many:,} micro-batches"
+    return f"stage {stage} of {depth}: layers {first}-{last - 1}, {number}"
 
 
 def _held(best: Proposal, bench: Bench) -> Iterator[list[float]]:
@@ -137,16 +156,16 @@ def _held(best: Proposal, bench: Bench) -> Iterator[list[float]]:
         yield from (mine for _ in member.ids)
 
 
-def _row(key: tuple[str, int, int, tuple[str, ...]], mine: list[Machine], held: float) -> NodeRow:
-    kind, devices, used, said = key
+def _row(mine: list[Machine], used: int, work: tuple[str, ...], held: float) -> NodeRow:
+    key = mine[0].key
     return NodeRow(
-        kind=kind,
+        kind=key.name,
         nodes=len(mine),
         first=mine[0].node,
         last=mine[-1].node,
-        devices=devices,
+        devices=len(mine[0].devices),
         used=used,
-        work=said,
+        work=work,
         memory_bytes=held,
-        memory_limit_bytes=float(mine[0].key.memory_bytes),
+        memory_limit_bytes=float(key.memory_bytes),
     )
