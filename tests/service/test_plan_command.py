@@ -77,7 +77,7 @@ def test_a_job_that_fits_nowhere_says_why_and_exits_1(tmp_path: Path) -> None:
 
 def test_nodes_that_do_the_same_are_one_row_and_slow_ones_another(tmp_path: Path) -> None:
     small = JOB | {"model": {"layers": 6, "width": 256, "heads": 4, "kv_heads": 4, "ffn": 512}}
-    small |= {"train": JOB["train"] | {"micro_batches": 24, "sequence": 512}, "parallel": {"pp": 1, "tp": 1}}
+    small |= {"train": JOB["train"] | {"micro_batches": 25, "sequence": 512}, "parallel": {"pp": 1, "tp": 1}}
     nodes = [{"kind": "A100", "count": 3, "devices": 1}, {"kind": "A100", "devices": 1, "speed": 0.5}]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(small))
     (tmp_path / "cluster.toml").write_text(
@@ -88,7 +88,7 @@ def test_nodes_that_do_the_same_are_one_row_and_slow_ones_another(tmp_path: Path
     asked = ("plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.toml"), "--json")
     slow, well = json.loads(everstep(*asked).stdout)["rows"]
     assert (slow["nodes"], well["nodes"]) == (1, 3)
-    assert slow["work"] == ["stage 1 of 1: layers 0-7, 5 micro-batches, at 50% of what its kind does"]
+    assert slow["work"] == ["stage 1 of 1: layers 0-7, 6 micro-batches, at 50% of what its kind does"]
     assert well["work"] == ["stage 1 of 1: layers 0-7, 6 to 7 micro-batches"]
 
 
