@@ -27,7 +27,7 @@ from .cost import Breakdown
 from .heirs import fewest_helpers, nearest
 from .machines import ClassKey, Machines
 from .pipelines import Bench, Track
-from .placement import place
+from .placement import domains_of, place
 from .search import Benches, overfull, price, search
 from .shares import Pace, share_ids
 from .transport import Span, busiest_sender, least_moves
@@ -417,7 +417,8 @@ def placed(change: Change, current: Current, nodes: Sequence[NodeId] = (), devic
     for pipeline, number in sorted(counted, key=lambda one: _number(one[0], current.plan)):
         pipelines.append(replace(pipeline, micro_batches=tuple(range(first, first + number))))
         first += number
-    return Plan(pipelines=tuple(pipelines), reason=change.reason, domains=current.plan.domains)
+    domains = domains_of(current.machines, pipelines)  # also of nodes that were idle
+    return Plan(pipelines=tuple(pipelines), reason=change.reason, domains=domains)
 
 
 def _number(pipeline: Pipeline, plan: Plan) -> int:

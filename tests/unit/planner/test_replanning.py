@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.domain.kinds import KINDS
 from orchestrator.planner.ask import Ask, NoPlan, Planned
 from orchestrator.planner.compose import Limits
-from orchestrator.planner.machines import Machines
+from orchestrator.planner.machines import Machines, NodeGroup, machines
 from orchestrator.planner.placement import place
 from orchestrator.planner.replan import Change, Current, Index, Outlook, Rung, placed, replan
 from orchestrator.planner.search import Benches, search
@@ -57,6 +58,21 @@ def test_an_idle_node_takes_a_lost_one_s_place_and_only_its_layers_move() -> Non
     assert lost not in plan.nodes and plan.world_size == 4
     kept = {device for device in plan.devices} & set(current.plan.devices)
     assert len(kept) == 3
+
+
+def test_a_node_that_fills_a_place_brings_its_failure_domain() -> None:
+    """Mirrors keep out of it as of any other's."""
+    racks = {"a": 2, "b": 2, "c": 1}
+    cluster = machines(
+        [NodeGroup(kind=KINDS["A100"], nodes=nodes, devices=1, domain=f"rack={rack}") for rack, nodes in racks.items()]
+    )
+    current, outlook = running(cluster, limits=Limits(least_depth=2, most_depth=2, replicas=2))
+    (idle,) = (machine for machine in cluster.nodes if machine.node not in current.plan.nodes)
+    lost = next(node for node in current.plan.nodes if current.plan.domains[node] != idle.domain)
+    found = changed(replan(current, outlook, nodes=(lost,), horizon=10_000))
+    plan = placed(found, current, nodes=(lost,))
+    assert found.rung is Rung.REPAIR and idle.node in plan.nodes
+    assert plan.domains == {one.node: one.domain for one in cluster.nodes if one.node in plan.nodes}
 
 
 def test_where_no_pipeline_is_whole_everything_is_cut_anew() -> None:
