@@ -258,7 +258,8 @@ def _with_spare(
                 taken[device]: record.stragglers[device].usual_s if device in slow else speeds[device] for device in seats
             }
             its_speeds = {**speeds, **usual}
-            return [(Remedy.SPARE, with_spare(plan, taken, its_speeds), its_speeds)]
+            domains = {node: spare.domain} if spare.domain else {}
+            return [(Remedy.SPARE, with_spare(plan, taken, its_speeds, domains), its_speeds)]
     return []
 
 
