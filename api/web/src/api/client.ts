@@ -17,6 +17,10 @@ export type ForecastView = Shapes["ForecastView"];
 export type ServerView = Shapes["ServerView"];
 export type WhoView = Shapes["WhoView"];
 export type JobStatus = Shapes["JobStatus"];
+export type Role = Shapes["Role"];
+export type WebhookView = Shapes["WebhookView"];
+export type DeliveryView = Shapes["DeliveryView"];
+export type Occasion = Shapes["Occasion"];
 
 const api = createClient<paths>({ baseUrl: globalThis.location?.origin ?? "" });
 
@@ -201,6 +205,56 @@ export function forecastOf(job: string, cluster: string): Promise<ForecastView> 
 function nested(name: string, text: string): string {
   return `${name}:\n${text.replace(/^/gm, "  ")}\n`;
 }
+
+// --- webhooks --------------------------------------------------------------------------------------------------------------------
+
+export type MadeWebhook = Shapes["MadeWebhookView"];
+export interface WantedWebhook {
+  name: string;
+  url: string;
+  events: Occasion[];
+  projects: string[];
+  labels: Record<string, string>;
+}
+
+export function listWebhooks(): Promise<WebhookView[]> {
+  return asked(api.GET("/api/v1/webhooks"));
+}
+
+export function getWebhook(id: string): Promise<WebhookView> {
+  return asked(api.GET("/api/v1/webhooks/{webhook_id}", { params: { path: { webhook_id: id } } }));
+}
+
+/** The answer alone has the secret that its messages are signed with. */
+export function createWebhook(wanted: WantedWebhook): Promise<MadeWebhook> {
+  return asked(api.POST("/api/v1/webhooks", { body: wanted }));
+}
+
+export async function removeWebhook(id: string): Promise<void> {
+  await asked(api.DELETE("/api/v1/webhooks/{webhook_id}", { params: { path: { webhook_id: id } } }));
+}
+
+export function webhookVerb(id: string, verb: "pause" | "resume"): Promise<WebhookView> {
+  const params = { path: { webhook_id: id } };
+  if (verb === "pause") return asked(api.POST("/api/v1/webhooks/{webhook_id}:pause", { params }));
+  return asked(api.POST("/api/v1/webhooks/{webhook_id}:resume", { params }));
+}
+
+export function testWebhook(id: string): Promise<DeliveryView> {
+  return asked(api.POST("/api/v1/webhooks/{webhook_id}:test", { params: { path: { webhook_id: id } } })) as Promise<DeliveryView>;
+}
+
+/** Newest first. */
+export function deliveriesOf(id: string): Promise<DeliveryView[]> {
+  return asked(api.GET("/api/v1/webhooks/{webhook_id}/deliveries", { params: { path: { webhook_id: id } } })) as Promise<DeliveryView[]>;
+}
+
+export function redeliver(id: string, delivery: string): Promise<DeliveryView> {
+  const params = { path: { webhook_id: id, delivery_id: delivery } };
+  return asked(api.POST("/api/v1/webhooks/{webhook_id}/deliveries/{delivery_id}:redeliver", { params })) as Promise<DeliveryView>;
+}
+
+// --- who asks --------------------------------------------------------------------------------------------------------------------
 
 export function whoAmI(): Promise<WhoView> {
   return asked(api.GET("/api/v1/whoami"));

@@ -8,6 +8,7 @@ import { link } from "../live/link";
 import { useStore } from "../live/store";
 import { Loading, Progress, Status, Trouble } from "../parts/basics";
 import { Dialog } from "../parts/dialog";
+import { useRights } from "../session";
 import { count, duration } from "../words";
 import { Events } from "./events";
 import { Incidents } from "./incidents";
@@ -83,6 +84,7 @@ function Head({ job }: { job: JobView }) {
   const [asking, setAsking] = useState<"scale" | "cancel" | "checkpoint" | "pause" | "resume" | null>(null);
   const close = () => setAsking(null);
   const isOver = OVER.has(job.status);
+  const mayAct = useRights().may("operator");
   const turn = job.status === "PAUSED" || job.status === "PAUSING" ? "resume" : "pause";
   const left = job.typical_step_s ? (job.steps - job.step) * job.typical_step_s : null;
   return (
@@ -97,7 +99,7 @@ function Head({ job }: { job: JobView }) {
             {job.generation ? ` · generation ${job.generation}` : ""}
           </p>
         </div>
-        {isOver ? null : (
+        {isOver || !mayAct ? null : (
           <div class="actions">
             <button type="button" onClick={() => setAsking("scale")}>
               Scale

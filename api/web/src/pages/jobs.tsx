@@ -7,6 +7,7 @@ import { link } from "../live/link";
 import { useStore } from "../live/store";
 import { Empty, Loading, Progress, Status, Table, Trouble } from "../parts/basics";
 import { go, place } from "../router";
+import { useRights } from "../session";
 import { age, compact, fixed } from "../words";
 import { SubmitDialog } from "./submit";
 
@@ -24,6 +25,7 @@ export function JobsPage() {
   const { query } = useStore(place);
   const group = GROUPS.find((one) => one.name === query.get("state")) ?? GROUPS[0]!;
   const [isSubmitting, setSubmitting] = useState(false);
+  const mayAct = useRights().may("operator");
   useEffect(() => {
     document.title = "Jobs · Everstep";
   }, []);
@@ -31,9 +33,11 @@ export function JobsPage() {
     <>
       <div class="heading">
         <h1 tabIndex={-1}>Jobs</h1>
-        <button type="button" class="primary" onClick={() => setSubmitting(true)}>
-          Submit a job
-        </button>
+        {mayAct ? (
+          <button type="button" class="primary" onClick={() => setSubmitting(true)}>
+            Submit a job
+          </button>
+        ) : null}
       </div>
       <nav class="filters" aria-label="Jobs by state">
         {GROUPS.map((one) => (
@@ -42,13 +46,13 @@ export function JobsPage() {
           </a>
         ))}
       </nav>
-      <Listed key={group.name} states={group.states} submit={() => setSubmitting(true)} />
+      <Listed key={group.name} states={group.states} submit={mayAct ? () => setSubmitting(true) : null} />
       {isSubmitting ? <SubmitDialog close={() => setSubmitting(false)} then={(job) => go(`/jobs/${job}`)} /> : null}
     </>
   );
 }
 
-function Listed({ states, submit }: { states: readonly JobStatus[]; submit: () => void }) {
+function Listed({ states, submit }: { states: readonly JobStatus[]; submit: (() => void) | null }) {
   const [pages, setPages] = useState<{ jobs: readonly JobSummary[]; next: string | null }>({ jobs: [], next: null });
   const first = useAsked(() => listJobs(PAGE, null, states), states.join());
   useEffect(() => {
@@ -105,8 +109,9 @@ function Row({ job }: { job: JobSummary }) {
   );
 }
 
-function Nothing({ isFiltered, submit }: { isFiltered: boolean; submit: () => void }) {
+function Nothing({ isFiltered, submit }: { isFiltered: boolean; submit: (() => void) | null }) {
   if (isFiltered) return <Empty title="No job is in such a state." />;
+  if (!submit) return <Empty title="No job has been submitted yet." />;
   return (
     <Empty title="No job has been submitted yet.">
       <p>
