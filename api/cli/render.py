@@ -162,6 +162,8 @@ def _facts(job: JobView) -> Table:
     rate = f"  {job.tokens_per_s:,.0f} tokens/s" if job.tokens_per_s else ""
     pace = f"  {job.typical_step_s:.3f} s/step" if job.typical_step_s else ""
     table.add_row("step", f"{job.step} of {job.steps}  loss {number(job.loss, '.4f')}{rate}{pace}")
+    if job.mfu is not None:
+        table.add_row("mfu", f"{100 * job.mfu:.3g} % of what its devices' data sheets say, in bf16")
     if job.evaluation is not None:
         loss = number(job.evaluation.loss, ".4f")
         table.add_row("evaluation", f"loss {loss} on held-out text after step {job.evaluation.step}")

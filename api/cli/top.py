@@ -102,7 +102,7 @@ def jobs_table(jobs: Sequence[JobView | JobSummary]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("JOB", no_wrap=True, overflow="ellipsis", min_width=12)
     table.add_column("STATUS", no_wrap=True, min_width=12)
-    for name in ("STEP", "STEP TIME", "TOKENS/S", "RANKS", "RECOV.", "PAUSE", "GOODPUT"):
+    for name in ("STEP", "STEP TIME", "TOKENS/S", "MFU", "RANKS", "RECOV.", "PAUSE", "GOODPUT"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for job in jobs:
         row = _row(job)
@@ -112,6 +112,7 @@ def jobs_table(jobs: Sequence[JobView | JobSummary]) -> Table:
             f"{job.step}/{job.steps}",
             render.seconds(row["step_s"]) if row["step_s"] is not None else "–",
             f"{row['tokens_per_s']:,.0f}" if row["tokens_per_s"] else "–",
+            f"{100 * row['mfu']:.3g} %" if row["mfu"] is not None else "–",
             str(row["ranks"] or "–"),
             str(job.recoveries or "–"),
             render.seconds(row["last_pause_s"]) if row["last_pause_s"] is not None else "–",
@@ -146,6 +147,7 @@ def _row(job: JobView | JobSummary) -> dict[str, Any]:
         "steps": job.steps,
         "step_s": whole.typical_step_s if whole else None,
         "tokens_per_s": job.tokens_per_s,
+        "mfu": whole.mfu if whole else None,
         "ranks": len(whole.plan.seats) if whole and whole.plan else 0,
         "generation": job.generation,
         "recoveries": job.recoveries,

@@ -18,7 +18,7 @@ from .cluster import Node
 from .faults import FaultRequested
 from .generation import Answer
 from .host_events import HostEvent
-from .ids import EffectId, Generation, JobId, NodeId, Step
+from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .plan import Infeasible, Plan
 from .profile import Profile
 from .size import Size
@@ -321,3 +321,6 @@ class StepRecord:
     tokens: int
     seconds: float | None = None
     """Since the previous step of the same generation."""
+    busy: Mapping[Device, float] = field(default_factory=dict)
+    """Seconds of a step in which ranks compute, waiting excluded, as they told lately: of some steps, and of a large plan only
+    the slowest and the quickest."""

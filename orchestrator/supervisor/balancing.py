@@ -38,6 +38,8 @@ SHOWN = 6
 PAUSE_S = 0.2
 """Of a change in which nothing moves, before there was one."""
 STATE_BYTES, MEMORY_BYTES_S = 12, 1e9
+MAX_BUSY = 32
+"""Ranks whose computing time a step tells of: steps are read by the ten thousand."""
 PLANNED = frozenset({Cause.BALANCE, Cause.GROW, Cause.SHRINK})
 
 
@@ -84,8 +86,25 @@ def _look(draft: Draft, state: Running) -> None:
     }
     if changed or len(kept) != len(record.stragglers):
         draft.set(stragglers={**kept, **changed})
+    if draft.steps and draft.steps[-1].generation == state.generation:
+        draft.steps[-1] = replace(draft.steps[-1], busy=_busy(draft, plan))
     for device, straggler in sorted(changed.items()):
         _tell(draft, device, straggler)
+
+
+def _busy(draft: Draft, plan: Plan) -> dict[Device, float]:
+    """For how much of a step each rank computes, to four digits."""
+    found = {
+        device: float(f"{track.seconds * (stage.last - stage.first) * len(pipeline.micro_batches):.4g}")
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for device in stage.devices
+        if (track := draft.tracks.get(device)) is not None and track.reports
+    }
+    if len(found) <= MAX_BUSY:
+        return found
+    ordered = sorted(found, key=lambda device: (found[device], device))
+    return {device: found[device] for device in (*ordered[: MAX_BUSY // 2], *ordered[-MAX_BUSY // 2 :])}
 
 
 def _tell(draft: Draft, device: Device, straggler: Straggler) -> None:

@@ -17,6 +17,7 @@ import yaml
 from api.client import ApiError, Client, Unreachable
 from orchestrator.domain.access import Role, Submitter
 from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.cluster import Node
 from orchestrator.domain.codec import encode
 from orchestrator.domain.errors import Unavailable
 from orchestrator.domain.events import (
@@ -26,9 +27,11 @@ from orchestrator.domain.events import (
 from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.incident import Incident
+from orchestrator.domain.kinds import KINDS
 from orchestrator.domain.state import Cancelled, Closing, Failed, Queued, Reforming, Running, Succeeded
 from tests.desk import NOW, a_plan, first_generation
 from tests.keys import guarded
+from tests.samples import PROFILE
 from tests.served import JOB, Served, running
 
 pytestmark = pytest.mark.timeout(120)
@@ -316,6 +319,27 @@ def test_metrics_keep_a_step_that_was_run_again_under_its_generation(served: Ser
     assert [step.step for step in client.metrics(JOB, since=steps[1].id)] == [3, 2]
     assert steps[0].tokens == 1024 and steps[0].seconds == 0.2 and steps[0].norm == 1.5
     assert list(client.all_metrics(JOB)) == steps
+
+
+def test_a_step_tells_for_how_long_each_rank_computes(served: Served, client: Client) -> None:
+    running(served)
+    served.desk.step(JOB, loss=4.0, busy={Device(NodeId("node-1"), 0): 0.15, Device(NodeId("node-2"), 1): 0.1})
+    served.desk.step(JOB, loss=3.9)
+    assert [step.busy for step in client.metrics(JOB)] == [{"node-1/0": 0.15, "node-2/1": 0.1}, {}]
+
+
+def test_mfu_is_of_the_data_sheets_of_the_plans_devices(served: Served, client: Client) -> None:
+    running(served, steps=1)
+    served.desk.change(served.desk.record(JOB), profile=PROFILE)
+    assert client.job(JOB).mfu is None, "nobody knows what its nodes are"
+    kinds = ("H100", "H100", "A100", "A100")
+    served.desk.set_nodes(*(Node(id=NodeId(f"node-{i}"), kind=kind, num_devices=2) for i, kind in enumerate(kinds, 1)))
+    found = client.job(JOB)
+    peak = 4 * (KINDS["H100"].bf16_tflops + KINDS["A100"].bf16_tflops) * 1e12
+    assert found.tokens_per_s is not None
+    assert found.mfu == pytest.approx(6 * PROFILE.num_params * found.tokens_per_s / peak)
+    served.desk.become(JOB, Cancelled(at=NOW), "ended", "cancelled")
+    assert client.job(JOB).mfu is None, "it does not step"
 
 
 # --- ending --------------------------------------------------------------------------------------------------------------

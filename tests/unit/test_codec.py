@@ -105,6 +105,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "cordons-1": (tuple[Cordon, ...], (moved.CORDONS,)),
     "balanced-effects-1": (Effect, balanced.EFFECTS),
     "balanced-events-1": (HostEvent, balanced.HOST_EVENTS),
+    "balanced-steps-1": (StepRecord, (balanced.STEP_RECORD,)),
     "balanced-records-1": (JobRecord, (balanced.RECORD,)),
     "evaluated-events-1": (HostEvent, evaluated.HOST_EVENTS),
     "evaluated-records-1": (JobRecord, (evaluated.RECORD,)),

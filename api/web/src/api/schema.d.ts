@@ -1867,6 +1867,13 @@ export interface components {
             /** At */
             at: string;
             /**
+             * Busy
+             * @default {}
+             */
+            busy: {
+                [key: string]: number;
+            };
+            /**
              * Eval Loss
              * @default null
              */
@@ -2003,6 +2010,11 @@ export interface components {
             };
             /** Loss */
             loss: number | null;
+            /**
+             * Mfu
+             * @default null
+             */
+            mfu: number | null;
             /** Name */
             name: string;
             /** Num Params */
@@ -2678,6 +2690,13 @@ export interface components {
         StepView: {
             /** At */
             at: string;
+            /**
+             * Busy
+             * @default {}
+             */
+            busy: {
+                [key: string]: number;
+            };
             /**
              * Eval Loss
              * @default null
