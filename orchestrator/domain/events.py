@@ -322,5 +322,5 @@ class StepRecord:
     seconds: float | None = None
     """Since the previous step of the same generation."""
     busy: Mapping[Device, float] = field(default_factory=dict)
-    """Seconds of a step in which ranks compute, waiting excluded, as they told lately: of some steps, and of a large plan only
-    the slowest and the quickest."""
+    """Seconds of a step in which ranks compute, waiting excluded, as they told lately: of some steps, and of a large plan
+    only the slowest and the quickest."""
