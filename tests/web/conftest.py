@@ -74,8 +74,8 @@ def page(tabs: BrowserContext) -> Page:
 
 @pytest.fixture(scope="session")
 def barriers() -> Callable[[Page], dict[str, Any]]:
-    """What keeps people out of the page that is open: what axe finds serious, in light and in dark, and what is cut off at the
-    width of a telephone."""
+    """What keeps people out of the page that is open: what axe finds serious, in light and in dark, and what is cut off at
+    the width of a telephone."""
     axe = (Path(__file__).parents[2] / "api/web/node_modules/axe-core/axe.min.js").read_text()
 
     def find(page: Page) -> dict[str, Any]:
