@@ -105,10 +105,10 @@ def _python(name: str, one: Distribution, ref: str) -> dict[str, Any]:
 
 def licence_of(one: Distribution) -> str:
     """As its authors say; "" where they don't."""
-    about = one.metadata
-    said = about.get("License-Expression") or (about.get("License") or "").strip().split("\n")[0]
-    classes = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier") or () if line.startswith("License ::")]
-    return said or ", ".join(classes)
+    said = {name: one.metadata.get_all(name) or [] for name in ("License-Expression", "License", "Classifier")}
+    first = [text.strip().split("\n")[0] for text in (*said["License-Expression"], *said["License"])]
+    classes = [line.rpartition(" :: ")[2] for line in said["Classifier"] if line.startswith("License ::")]
+    return next(filter(None, first), ", ".join(classes))
 
 
 def _npm(path: str, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is installed is what was meant: no version with a flaw that is known, nothing fetched that is not what was locked."""
+"""What is installed is what was meant: no version with a flaw that is known, nothing fetched that was not locked."""
 
 from __future__ import annotations
 
