@@ -277,6 +277,7 @@ def _summary(record: JobRecord, line: Waiting | None) -> dict[str, object]:
         "priority": record.priority,
         "project": record.spec.project,
         "user": record.by.name if record.by is not None else None,
+        "next_action_at": _next_action_at(record),
         "archived_at": instant(record.archived_at) if record.archived_at is not None else None,
         "waiting": waiting(line) if line is not None and isinstance(record.state, Probing | Queued) else None,
         "generation": record.generation,
@@ -291,6 +292,17 @@ def _summary(record: JobRecord, line: Waiting | None) -> dict[str, object]:
         "started_at": instant(record.started_at) if record.started_at is not None else None,
         "finished_at": instant(finished) if finished is not None else None,
     }
+
+
+def _next_action_at(record: JobRecord) -> datetime | None:
+    """The sooner of its deadlines that can pass."""
+    spec, turn = record.spec, record.turn
+    if not is_open(record):
+        return None
+    begins_by = record.created_at + spec.start_by_s if spec.start_by_s and record.started_at is None else None
+    ends_by = turn.held_since + spec.max_runtime_s - turn.held_s if spec.max_runtime_s and turn.held_since else None
+    known = [at for at in (begins_by, ends_by) if at is not None]
+    return instant(min(known)) if known else None
 
 
 def _reason(record: JobRecord, line: Waiting | None) -> str:

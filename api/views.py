@@ -277,6 +277,8 @@ class JobSummary(View):
     project: str = "default"
     waiting: WaitingView | None = None
     """Its place in the queue, while it waits for devices."""
+    next_action_at: Instant | None = None
+    """When it is given up unless it trains by then, or is saved and ended because it has had its time; null for never."""
     archived_at: Instant | None = None
     """Since when its history, steps and logs are gone."""
     created_at: Instant

@@ -177,6 +177,9 @@ def _facts(job: JobView) -> Table:
     if job.size.target or job.size.max_devices:
         most = f"{job.size.min_devices} to {job.size.max_devices or 'any number of'} devices"
         table.add_row("size", f"{most}, {job.size.target} wanted" if job.size.target else most)
+    if job.next_action_at is not None:
+        what = "it is saved and ended, because it has had its time" if job.started_at else "it is given up unless it trains"
+        table.add_row("deadline", f"{when(job.next_action_at)}: {what}")
     if not job.is_over:
         table.add_row("revision", f"{job.revision}, for --if-revision")
     if job.archived_at is not None:

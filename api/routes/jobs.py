@@ -212,32 +212,33 @@ async def list_plans(desk: TheDesk, job_id: TheJobId) -> list[views.PlanView]:
 
 
 @router.post("/{job_id}:cancel", status_code=202)
-async def cancel(desk: TheDesk, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
+async def cancel(desk: TheDesk, principal: ThePrincipal, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
     """Stop the job; it ends CANCELLED. Asking twice is no error, asking after the end is (409)."""
     await require_unfinished(desk, job_id)
-    command = await desk.command(CancelRequested(job=job_id), match)
+    command = await desk.command(CancelRequested(job=job_id, by=principal.name), match)
     return views.AcceptedView(id=command, message=f"{job_id} is being cancelled")
 
 
 @router.post("/{job_id}:pause", status_code=202)
-async def pause(desk: TheDesk, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
+async def pause(desk: TheDesk, principal: ThePrincipal, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
     """Have the job make one more step, save it and give up its devices. Asking twice is no error."""
     await require_unfinished(desk, job_id)
-    command = await desk.command(PauseRequested(job=job_id), match)
+    command = await desk.command(PauseRequested(job=job_id, by=principal.name), match)
     return views.AcceptedView(id=command, message=f"{job_id} is being paused; it keeps what it has learned in a checkpoint")
 
 
 @router.post("/{job_id}:resume", status_code=202)
-async def resume(desk: TheDesk, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
+async def resume(desk: TheDesk, principal: ThePrincipal, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
     """Have a paused job go on from the step it was paused at; one that is to pause need not. No error for any other."""
     await require_unfinished(desk, job_id)
-    command = await desk.command(ResumeRequested(job=job_id), match)
+    command = await desk.command(ResumeRequested(job=job_id, by=principal.name), match)
     return views.AcceptedView(id=command, message=f"{job_id} goes on as soon as there are devices for it")
 
 
 @router.patch("/{job_id}", status_code=202, openapi_extra=document(ResizeRequest))
 async def resize(
     desk: TheDesk,
+    principal: ThePrincipal,
     job_id: TheJobId,
     match: TheMatch,
     wanted: Annotated[ResizeRequest, Depends(body_of(ResizeRequest))],
@@ -246,11 +247,12 @@ async def resize(
     record = await require_unfinished(desk, job_id)
     size = wanted.changed(record.wanted_size)
     if wanted.priority is not None:
-        command = await desk.command(PriorityRequested(job=job_id, priority=wanted.priority), match)
+        sooner = PriorityRequested(job=job_id, priority=wanted.priority, by=principal.name)
+        command = await desk.command(sooner, match)
         match = None  # it has just become another revision, by what was asked here
         if not wanted.is_of_size:
             return views.AcceptedView(id=command, message=f"{job_id} is to have priority {wanted.priority}")
-    command = await desk.command(ResizeRequested(job=job_id, size=size), match)
+    command = await desk.command(ResizeRequested(job=job_id, size=size, by=principal.name), match)
     aim = f"{size.target} devices" if size.target else "as many devices as it can use"
     most = f" to {size.max_devices}" if size.max_devices else " upwards"
     return views.AcceptedView(id=command, message=f"{job_id} is to have {aim}, from {size.min_devices}{most}")

@@ -32,6 +32,7 @@ from orchestrator.domain.events import (
     HostSaid,
     Input,
     InstantCame,
+    JobCommand,
     JobSubmitted,
     NodeChecked,
     NodeRequested,
@@ -268,6 +269,7 @@ class _Cycle:
         draft = self._draft(one.job)
         if draft.is_over:
             return
+        draft.actor = one.by if isinstance(one, JobCommand) else ""
         match one:
             case CheckpointNow():
                 checkpoint_now(draft)
@@ -281,8 +283,8 @@ class _Cycle:
                 pause(draft)
             case ResumeRequested():
                 resume(draft)
-            case CancelRequested():
-                stop(draft, Cancelled(at=self.now))
+            case CancelRequested(by=by):
+                stop(draft, Cancelled(at=self.now, by=by))
             case ProgramProbed(profile=profile, start=start):
                 if isinstance(draft.state, Probing):
                     draft.set(profile=profile, checkpoint=start)
@@ -315,6 +317,7 @@ class _Cycle:
                 deadline_passed(draft, key)
             case _:
                 assert_never(one)
+        draft.actor = ""
 
     def _release(self, node: NodeId) -> None:
         self.admissions.release(node)

@@ -356,6 +356,32 @@ def test_cancel_is_recorded_and_an_ended_job_refuses_it(served: Served, client: 
     assert caught.value.status == 409
 
 
+def test_whoever_asks_something_of_a_job_is_named(tmp_path: Path) -> None:
+    with guarded(tmp_path) as found, Client(found.url, token=found.token("ci", Role.OPERATOR)) as client:
+        running(found.served)
+        client.pause(JOB)
+        client.resume(JOB)
+        client.checkpoint_now(JOB)
+        client.resize(JOB, target=4, priority=2)
+        client.cancel(JOB)
+        client.to_many("cancel", state=["RUNNING"])
+        assert [command.by for command in found.served.desk.asked] == ["ci"] * 7  # type: ignore[union-attr]
+
+
+def test_a_deadline_is_shown_as_long_as_it_can_pass(served: Served, client: Client) -> None:
+    running(served)
+    record = served.desk.record(JOB)
+    assert client.job(JOB).next_action_at is None
+    limited = replace(record.spec, start_by_s=600, max_runtime_s=3600)
+    served.desk.change(record, spec=limited, started_at=None)
+    assert client.job(JOB).next_action_at == datetime.fromtimestamp(NOW + 600, UTC)
+    on_devices = replace(record.turn, held_s=100.0, held_since=NOW + 50)
+    served.desk.change(record, spec=limited, started_at=NOW + 50, turn=on_devices)
+    assert client.job(JOB).next_action_at == datetime.fromtimestamp(NOW + 50 + 3500, UTC)
+    served.desk.change(record, spec=limited, state=Cancelled(at=NOW))
+    assert client.job(JOB).next_action_at is None
+
+
 # --- health --------------------------------------------------------------------------------------------------------------
 
 

@@ -89,6 +89,8 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "copied-events-1": (HostEvent, copied.HOST_EVENTS),
     "copied-records-1": (JobRecord, (copied.RECORD,)),
     "owned-inputs-1": (Input, owned.INPUTS),
+    "asked-by-inputs-1": (Input, owned.ASKED),
+    "asked-by-states-1": (JobState, owned.STATES),
     "owned-records-1": (JobRecord, (owned.RECORD,)),
     "secret-requests-1": (HostRequest, kept_secrets.REQUESTS),
     "secret-records-1": (JobRecord, (kept_secrets.RECORD,)),

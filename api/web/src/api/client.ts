@@ -182,6 +182,10 @@ export function killNode(node: string): Promise<Accepted> {
   return causeFault({ kind: "kill_node", node });
 }
 
+export function killRank(job: string, rank: number): Promise<Accepted> {
+  return causeFault({ kind: "kill", job, rank });
+}
+
 export function causeFault(request: Record<string, unknown>): Promise<Accepted> {
   return asked(api.POST("/api/v1/faults", { body: request as Shapes["FaultRequest"] }));
 }

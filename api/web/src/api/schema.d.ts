@@ -1924,6 +1924,11 @@ export interface components {
             loss: number | null;
             /** Name */
             name: string;
+            /**
+             * Next Action At
+             * @default null
+             */
+            next_action_at: string | null;
             /** Plan Summary */
             plan_summary: string | null;
             /**
@@ -2017,6 +2022,11 @@ export interface components {
             mfu: number | null;
             /** Name */
             name: string;
+            /**
+             * Next Action At
+             * @default null
+             */
+            next_action_at: string | null;
             /** Num Params */
             num_params: number | null;
             plan: components["schemas"]["PlanView"] | null;

@@ -9,7 +9,7 @@ import { useStore } from "../live/store";
 import { Loading, Progress, Status, Trouble } from "../parts/basics";
 import { Dialog } from "../parts/dialog";
 import { useRights } from "../session";
-import { count, duration } from "../words";
+import { count, duration, when } from "../words";
 import { Events } from "./events";
 import { Incidents } from "./incidents";
 import { MapPart } from "./map";
@@ -117,6 +117,11 @@ function Head({ job }: { job: JobView }) {
         )}
       </div>
       {job.reason && !job.failure ? <p class="reason">{job.reason}</p> : null}
+      {job.next_action_at ? (
+        <p class="reason">
+          {job.started_at ? "Saved and ended at" : "Given up unless it trains by"} {when(job.next_action_at)}.
+        </p>
+      ) : null}
       {job.at_risk ? <p class="reason warn">At risk: {job.at_risk}</p> : null}
       <div class="progress-line">
         <Progress done={job.step} of={job.steps} word={job.status} />

@@ -169,7 +169,7 @@ const WORDS = {
   kill: { title: "Kill", text: "Every process of it is killed at once, without warning. Jobs that train there recover." },
 } as const;
 
-function NodeDialog({ what, node, close }: { what: keyof typeof WORDS; node: NodeView; close: () => void }) {
+export function NodeDialog({ what, node, close }: { what: keyof typeof WORDS; node: NodeView; close: () => void }) {
   const [deadline, setDeadline] = useState("");
   const act = async () => {
     if (what === "drain") return (await drainNode(node.id)).message;
