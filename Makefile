@@ -55,7 +55,8 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-client: $(STAMP)  ## What the dashboard knows of the API, after a change of routes or shapes.
+client: $(STAMP)  ## What the dashboard knows of the API, after a change of routes or shapes; and the client that awaits nothing.
+	$(BIN)/python -m deploy.sync_client
 	$(BIN)/python -m deploy.describe > api/web/openapi.json
 	$(NPM) run --silent client
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from api.client import Client, JobView
-from api.client.client import read_job_file
+from api.client.calls import read_job_file
 from api.views import BulkView
 from orchestrator.domain.state import JobStatus
 from orchestrator.ports import Sort

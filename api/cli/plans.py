@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.client.client import read_job_file
+from api.client.calls import read_job_file
 from api.client.errors import ClientError
 from api.documents import load_mapping
 from api.plan_files import PlanRequest

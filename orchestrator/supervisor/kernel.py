@@ -283,8 +283,8 @@ class _Cycle:
                 pause(draft)
             case ResumeRequested():
                 resume(draft)
-            case CancelRequested(by=by):
-                stop(draft, Cancelled(at=self.now, by=by))
+            case CancelRequested(by=asker):
+                stop(draft, Cancelled(at=self.now, by=asker))
             case ProgramProbed(profile=profile, start=start):
                 if isinstance(draft.state, Probing):
                     draft.set(profile=profile, checkpoint=start)
