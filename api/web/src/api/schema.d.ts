@@ -165,7 +165,8 @@ export interface paths {
         };
         /**
          * Logs
-         * @description One rank's log. With neither rank nor device: of the rank that failed, else of the first that has one.
+         * @description One rank's log. With neither rank nor device: of the rank that failed, else of the first that has one. What stands
+         *     before the byte X-Log-Begins is no longer kept: an offset before it reads from there.
          */
         get: operations["logs"];
         put?: never;
