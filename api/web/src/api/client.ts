@@ -96,9 +96,32 @@ export function submit(text: string, key: string): Promise<Shapes["SubmittedView
   );
 }
 
-export function listJobs(limit: number, cursor: string | null, states: readonly JobStatus[]): Promise<JobPage> {
-  const query = { limit, ...(cursor ? { cursor } : {}), ...(states.length ? { state: [...states] } : {}) };
+/** Which jobs a list shows; what is left out is any. */
+export interface Wanted {
+  states: readonly JobStatus[];
+  name: string | null;
+  project: string | null;
+  user: string | null;
+  labels: Readonly<Record<string, string>>;
+}
+
+export function listJobs(limit: number, cursor: string | null, wanted: Wanted): Promise<JobPage> {
+  const { states, name, project, user } = wanted;
+  const label = Object.entries(wanted.labels).map(([key, value]) => `${key}=${value}`);
+  const some = { ...(cursor ? { cursor } : {}), ...(name ? { name } : {}), ...(project ? { project } : {}), ...(user ? { user } : {}) };
+  const query = { limit, ...some, ...(label.length ? { label } : {}), ...(states.length ? { state: [...states] } : {}) };
   return asked(api.GET("/api/v1/jobs", { params: { query } }));
+}
+
+export type Bulk = Shapes["BulkView"];
+
+/** Of the open jobs that are wanted; isDry: only say which those are. Whose they are is no part of such a command. */
+export function toMany(verb: "cancel" | "pause" | "resume", wanted: Wanted, isDry: boolean): Promise<Bulk> {
+  const { name, project } = wanted;
+  const body = { state: [...wanted.states], labels: { ...wanted.labels }, dry_run: isDry, ...(name ? { name } : {}), ...(project ? { project } : {}) };
+  if (verb === "cancel") return asked(api.POST("/api/v1/jobs:cancel", { body })) as Promise<Bulk>;
+  if (verb === "pause") return asked(api.POST("/api/v1/jobs:pause", { body })) as Promise<Bulk>;
+  return asked(api.POST("/api/v1/jobs:resume", { body })) as Promise<Bulk>;
 }
 
 export function getJob(job: string): Promise<JobView> {
