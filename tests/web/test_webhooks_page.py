@@ -132,7 +132,7 @@ def test_a_webhook_is_added_tested_looked_at_resumed_and_removed(
     assert not barriers(page)
 
     told.answer = 410
-    row.get_by_role("button", name=re.compile("^Send ping of .* again$")).click()
+    row.get_by_role("button", name=re.compile("^Redeliver ping of ")).click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("paused")
     expect(page.locator(".warn")).to_contain_text("410")
     assert [one["webhook-id"] for one, _ in told.messages] == [headers["webhook-id"]] * 2

@@ -367,7 +367,7 @@ function Message({ hook, one, again }: { hook: WebhookView; one: DeliveryView; a
         {last?.error ? <small class="why">{last.error}</small> : null}
       </td>
       <td class="whole">
-        <button type="button" class="small" aria-label={`Send ${one.event} of ${when(one.at)} again`} disabled={one.status === "pending"} onClick={send}>
+        <button type="button" class="small" aria-label={`Redeliver ${one.event} of ${when(one.at)}`} disabled={one.status === "pending"} onClick={send}>
           Redeliver
         </button>
       </td>
