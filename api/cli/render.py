@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
@@ -409,11 +409,13 @@ def number(value: float | None, spec: str) -> str:
     return "–" if value is None else format(value, spec)
 
 
-def table_of(*columns: str, words: Collection[str]) -> Table:
-    """Columns that do not wrap; those named in `words` are of words, the rest of numbers."""
+def table_of(*columns: str, words: Collection[str], folds: str = "") -> Table:
+    """Columns that do not wrap, but for `folds`; those named in `words` are of words, the rest of numbers."""
     table = _table()
     for name in columns:
-        table.add_column(name, justify="left" if name in words else "right", no_wrap=True)
+        is_folded = name == folds
+        justify: JustifyMethod = "left" if name in words else "right"
+        table.add_column(name, justify=justify, no_wrap=not is_folded, overflow="fold" if is_folded else "ellipsis")
     return table
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
-from typer.main import get_command
 
 from api import projections
-from api.cli import render
+from api.cli import render, top
 from api.cli.follow import Watch, sparkline
-from api.cli.main import app
 from api.views import EventView, JobView, StepView
 from orchestrator.domain.copying import Copying
 from orchestrator.domain.failure import Cause, Fault
@@ -202,24 +199,9 @@ def test_a_watch_that_begins_late_knows_when_it_has_caught_up() -> None:
     assert not watch.is_catching_up
 
 
-STREAMS = {"api", "supervisor", "join"}
-"""Commands that become a process of the service; what they say is its log."""
-ELSEWHERE = {"secret", "config schema"}
-"""The first parses its own options, --json among them (tests/unit/test_secrecy.py); the second's output is JSON."""
-
-
-def test_every_command_says_what_it_does_and_speaks_json() -> None:
-    group = get_command(app)
-    found = dict(_commands(group, ""))
-    assert len(found) > 60 and found.keys() >= STREAMS | ELSEWHERE
-    assert not [name for name, one in found.items() if not one.help]
-    speaks = {name for name, one in found.items() if any("--json" in param.opts for param in one.params)}
-    assert found.keys() - speaks == STREAMS | ELSEWHERE
-
-
-def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
-    for name, one in group.commands.items():
-        if hasattr(one, "commands"):
-            yield from _commands(one, f"{path}{name} ")
-        else:
-            yield f"{path}{name}", one
+def test_top_fits_a_narrow_terminal_whole() -> None:
+    running = a_job(typical_step_s=0.25)
+    narrow = shown(top.jobs_table([running], 80), width=80)
+    assert "GOODPUT" in narrow and "byte-gpt" in narrow and "…" not in narrow
+    wide = shown(top.jobs_table([running], 150), width=150)
+    assert "MFU" in wide and running.id in wide and "…" not in wide

@@ -147,7 +147,7 @@ function Head({ job }: { job: JobView }) {
         </Dialog>
       ) : null}
       {asking === "cancel" ? (
-        <Dialog title={`Cancel ${job.name}?`} verb="Cancel the job" isDangerous close={close} act={async () => (await cancel(job.id)).message}>
+        <Dialog title={`Cancel ${job.name}?`} verb="Cancel the job" leave="Leave it" isDangerous close={close} act={async () => (await cancel(job.id)).message}>
           <p>
             It ends at step {count(job.step)} and gives its devices back. A cancelled job cannot go on; a new one can begin from its newest checkpoint
             {job.checkpoint ? `, of step ${count(job.checkpoint.step)}` : ", of which there is none yet"}.

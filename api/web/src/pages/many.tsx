@@ -21,7 +21,7 @@ export function ManyDialog({ wanted, close }: { wanted: Wanted; close: () => voi
   const jobs = found.data?.jobs ?? [];
   const act = async () => (await toMany(verb, wanted, false)).message;
   return (
-    <Dialog title="All of these jobs" verb={`${VERBS[verb].label} ${count}`} isDangerous={verb === "cancel"} act={act} close={close}>
+    <Dialog title="All of these jobs" verb={`${VERBS[verb].label} ${count}`} leave="Leave them" isDangerous={verb === "cancel"} act={act} close={close}>
       <label class="field">
         <span>What is to be done</span>
         <select value={verb} onChange={(event) => setVerb(event.currentTarget.value as Verb)}>

@@ -22,7 +22,6 @@ export function Overview({ job, log }: { job: JobView; log: JobLog }) {
       <Figures job={job} curve={curve} />
       {problem ? <Trouble problem={problem} /> : null}
       {isLoading ? <Loading lines={5} /> : <Curves job={job} curve={curve} />}
-      <Ranks job={job} steps={curve.counted} />
       <div class="columns">
         <Goodput job={job} />
         <Facts job={job} />
@@ -91,12 +90,14 @@ function Curves({ job, curve }: { job: JobView; curve: Curve }) {
             summary={`slowest and quickest rank of a step, ${seconds(busy.slowest.y.at(-1))} and ${seconds(busy.quickest.y.at(-1))} at step ${busy.slowest.x.at(-1)}`}
             line={busy.slowest}
             second={busy.quickest}
+            isDense
             ghosts={busyAgain}
             marks={marks}
             fromZero
             format={seconds}
           />
         ) : null}
+        <Ranks job={job} steps={curve.counted} />
       </div>
       <p class="legend">
         {held.x.length ? (

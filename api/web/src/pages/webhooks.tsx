@@ -155,7 +155,7 @@ const OCCASIONS: Record<Exclude<Occasion, "ping">, string> = {
   "job.interrupted": "a fault has stopped it",
   "job.recovered": "the first step after a fault is committed",
   "job.at_risk": "one more failure could cost committed steps",
-  "job.mirrored": "that is over",
+  "job.mirrored": "two copies of everything again",
   "job.rolled_back": "committed steps are run again",
   "job.straggler": "a rank has become slow",
   "job.checkpoint_failed": "a save has come to nothing",
@@ -291,7 +291,7 @@ export function WebhookPage({ id }: { id: string }) {
         <Figure name="Is told of" value={known.events.length ? plural(known.events.length, "kind of event", "kinds of event") : "everything"} note={known.events.join(", ")} />
         <Figure name="Of whom" value={known.projects.length || Object.keys(known.labels).length ? "some jobs" : "all jobs"} note={about(known)} />
         <Figure name="Last delivered" value={known.last_delivered_at ? `${age(known.last_delivered_at)} ago` : "never"} />
-        <Figure name="Given up in a row" value={known.failures} note="ten pause it" />
+        <Figure name="Given up in a row" value={known.failures} note={known.failures ? "too many pause it" : ""} />
         <Figure name="Made" value={`${age(known.created_at)} ago`} note={known.created_by ? `by ${known.created_by}` : ""} />
       </dl>
       {log.problem ? <Trouble problem={log.problem} /> : null}
@@ -363,8 +363,7 @@ function Message({ hook, one, again }: { hook: WebhookView; one: DeliveryView; a
       </td>
       <td class="number" data-label="tries">{one.tries}</td>
       <td data-label="last answer">
-        {last ? (last.code ?? "none") : "–"}
-        {last?.error ? <small class="why">{last.error}</small> : null}
+        {last ? last.error || last.code : "–"}
       </td>
       <td class="whole">
         <button type="button" class="small" aria-label={`Redeliver ${one.event} of ${when(one.at)}`} disabled={one.status === "pending"} onClick={send}>

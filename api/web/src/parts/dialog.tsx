@@ -12,6 +12,8 @@ interface Props {
   verb: string;
   isDangerous?: boolean;
   isWide?: boolean;
+  /** What the button that leaves everything as it is says, where "Cancel" could be taken for something else. */
+  leave?: string;
   /** There is nothing to decide: one button. */
   isNotice?: boolean;
   children: ComponentChildren;
@@ -20,7 +22,7 @@ interface Props {
   close: () => void;
 }
 
-export function Dialog({ title, verb, isDangerous, isWide, isNotice, children, act, close }: Props) {
+export function Dialog({ title, verb, isDangerous, isWide, leave, isNotice, children, act, close }: Props) {
   const dialog = useRef<HTMLDialogElement>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
   const [isBusy, setBusy] = useState(false);
@@ -48,7 +50,7 @@ export function Dialog({ title, verb, isDangerous, isWide, isNotice, children, a
         <footer>
           {isNotice ? null : (
             <button type="button" class="quiet" onClick={() => dialog.current?.close()}>
-              Cancel
+              {leave ?? "Cancel"}
             </button>
           )}
           <button type="submit" class={isDangerous ? "danger" : "primary"} disabled={isBusy}>
