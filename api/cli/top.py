@@ -23,7 +23,7 @@ from .session import hint, out, print_json, session_of
 
 PATIENT_S = 30.0
 FIGURES = ("STEP", "STEP TIME", "TOKENS/S", "MFU", "RANKS", "RECOV.", "PAUSE", "GOODPUT")
-WIDE, ONLY_WIDE = 130, frozenset({"MFU", "RANKS", "PAUSE"})
+WIDE, ONLY_WIDE = 130, frozenset({"STEP TIME", "MFU", "RANKS", "PAUSE"})
 """Characters from which on a terminal shows ids and all figures."""
 MAX_DETAILS = 20
 """Open jobs of which ranks and pauses are shown; each is a request."""
@@ -104,9 +104,9 @@ def show(picture: Picture, width: int, trouble: str = "") -> RenderableType:
 def jobs_table(jobs: Sequence[JobView | JobSummary], width: int) -> Table:
     """width: of the terminal, in characters; where that is little, what matters less is left out."""
     is_wide = width >= WIDE
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("JOB", no_wrap=True, overflow="ellipsis", min_width=12)
-    table.add_column("STATUS", no_wrap=True, min_width=12)
+    table.add_column("STATUS", no_wrap=True, min_width=11)
     names = [name for name in FIGURES if is_wide or name not in ONLY_WIDE]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))

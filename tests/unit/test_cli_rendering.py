@@ -201,7 +201,12 @@ def test_a_watch_that_begins_late_knows_when_it_has_caught_up() -> None:
 
 def test_top_fits_a_narrow_terminal_whole() -> None:
     running = a_job(typical_step_s=0.25)
-    narrow = shown(top.jobs_table([running], 80), width=80)
-    assert "GOODPUT" in narrow and "byte-gpt" in narrow and "…" not in narrow
+    others = [
+        running.model_copy(update={"status": status, "step": 123_456, "steps": 1_000_000, "tokens_per_s": 1e7})
+        for status in ("RECOVERING", "CANCELLED")
+    ]
+    narrow = shown(top.jobs_table([running, *others], 80), width=80)
+    assert "GOODPUT\n" in narrow.replace(" ", "") and "byte-gpt" in narrow and "…" not in narrow
+    assert "123456/1000000" in narrow and "RECOVERING" in narrow and "10,000,000" in narrow
     wide = shown(top.jobs_table([running], 150), width=150)
     assert "MFU" in wide and running.id in wide and "…" not in wide

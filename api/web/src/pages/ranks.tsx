@@ -38,7 +38,7 @@ export function Ranks({ job, steps }: { job: JobView; steps: readonly StepView[]
                   {seat.device}
                   <small class="inline">
                     {" "}
-                    pipeline {seat.pipeline}, stage {seat.stage}
+                    d{seat.pipeline} p{seat.stage} t{seat.tp}
                   </small>
                 </td>
                 <td class="number">{seconds(spent[place])}</td>
