@@ -23,7 +23,6 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.kinds import table
 from orchestrator.domain.spec import JobSpec
 from orchestrator.domain.state import JobStatus, Probing, Queued, Running
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
@@ -31,8 +30,9 @@ from orchestrator.ports import Desk, Sort
 
 from .. import projections, views
 from ..access import ThePrincipal
-from ..deps import TheDesk, TheJobId, TheKey, TheMatch, TheSettings, body_of, document, etag, get_text, parse
+from ..deps import TheDesk, TheJobId, TheKey, TheMatch, body_of, document, etag, get_text, parse
 from ..ids import OWN_IDS, is_own_id, new_job_id
+from ..live import Lookout
 from ..problems import Problem, conflict, invalid
 from ..schemas import JobFile, ResizeRequest, read
 from ..selections import Wanted
@@ -184,14 +184,14 @@ async def _count(desk: Desk, wanted: Wanted, sort: Sort) -> tuple[int, bool]:
 
 
 @router.get("/{job_id}")
-async def get_job(desk: TheDesk, settings: TheSettings, job_id: TheJobId, response: Response) -> views.JobView:
+async def get_job(request: Request, desk: TheDesk, job_id: TheJobId, response: Response) -> views.JobView:
     """With its revision, which is the ETag too: send it back in If-Match to change the job only if it is still as seen."""
     revision = await desk.revision(job_id)
     record = await desk.get(job_id)
     waits = isinstance(record.state, Probing | Queued)
     line = await desk.queue() if waits else ()
-    kinds = {node.id: node.kind for node in await desk.nodes()} if isinstance(record.state, Running) else {}
-    mfu = projections.mfu(record, kinds, table(settings.kinds))
+    lookout: Lookout = request.app.state.lookout
+    mfu = await lookout.mfu(record) if isinstance(record.state, Running) else None
     place = next((one for one in line if one.job == job_id), None)
     response.headers["ETag"] = etag(revision)
     return projections.job(record, revision, time.time(), place, mfu)

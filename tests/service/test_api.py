@@ -32,7 +32,7 @@ from orchestrator.domain.state import Cancelled, Closing, Failed, Queued, Reform
 from tests.desk import NOW, a_plan, first_generation
 from tests.keys import guarded
 from tests.samples import PROFILE
-from tests.served import JOB, Served, running
+from tests.served import JOB, Served, eventually, running
 
 pytestmark = pytest.mark.timeout(120)
 PROBLEM = "application/problem+json"
@@ -334,6 +334,7 @@ def test_mfu_is_of_the_data_sheets_of_the_plans_devices(served: Served, client: 
     assert client.job(JOB).mfu is None, "nobody knows what its nodes are"
     kinds = ("H100", "H100", "A100", "A100")
     served.desk.set_nodes(*(Node(id=NodeId(f"node-{i}"), kind=kind, num_devices=2) for i, kind in enumerate(kinds, 1)))
+    eventually(lambda: client.job(JOB).mfu is not None)  # nodes are looked at now and then, for everybody
     found = client.job(JOB)
     peak = 4 * (KINDS["H100"].bf16_tflops + KINDS["A100"].bf16_tflops) * 1e12
     assert found.tokens_per_s is not None
