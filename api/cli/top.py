@@ -97,7 +97,7 @@ def show(picture: Picture, width: int, trouble: str = "") -> RenderableType:
         jobs_table(picture.jobs, width) if picture.jobs else Text("no jobs"),
     ]
     if picture.nodes:
-        parts.append(render.nodes_table(picture.nodes))
+        parts += [Text(""), render.nodes_table(picture.nodes)]
     return Group(*parts)
 
 

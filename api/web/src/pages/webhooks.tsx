@@ -326,10 +326,11 @@ function Deliveries({ hook, deliveries, again }: { hook: WebhookView; deliveries
 
 function Message({ hook, one, again }: { hook: WebhookView; one: DeliveryView; again: () => void }) {
   const last = one.attempts.at(-1);
+  const verb = one.status === "pending" ? "Send now" : "Redeliver";
   const send = () =>
     void redeliver(hook.id, one.id).then(
       () => {
-        notify(`${one.event} is on its way again`);
+        notify(`${one.event} is on its way`);
         again();
       },
       (problem: Problem) => notify(problem.message),
@@ -366,8 +367,8 @@ function Message({ hook, one, again }: { hook: WebhookView; one: DeliveryView; a
         {last ? last.error || last.code : "–"}
       </td>
       <td class="whole">
-        <button type="button" class="small" aria-label={`Redeliver ${one.event} of ${when(one.at)}`} disabled={one.status === "pending"} onClick={send}>
-          Redeliver
+        <button type="button" class="small" aria-label={`${verb} ${one.event} of ${when(one.at)}`} onClick={send}>
+          {verb}
         </button>
       </td>
     </tr>
