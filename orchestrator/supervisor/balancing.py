@@ -8,8 +8,9 @@ What devices take is an observation, kept beside the record and learned anew by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from heapq import nlargest, nsmallest
 from statistics import median
 
 from orchestrator.detection.straggler import KEPT, Seen, look, usual_of
@@ -95,16 +96,17 @@ def _look(draft: Draft, state: Running) -> None:
 def _busy(draft: Draft, plan: Plan) -> dict[Device, float]:
     """For how much of a step each rank computes, to four digits."""
     found = {
-        device: float(f"{track.seconds * (stage.last - stage.first) * len(pipeline.micro_batches):.4g}")
+        device: track.seconds * (stage.last - stage.first) * len(pipeline.micro_batches)
         for pipeline in plan.pipelines
         for stage in pipeline.stages
         for device in stage.devices
         if (track := draft.tracks.get(device)) is not None and track.reports
     }
-    if len(found) <= MAX_BUSY:
-        return found
-    ordered = sorted(found, key=lambda device: (found[device], device))
-    return {device: found[device] for device in (*ordered[: MAX_BUSY // 2], *ordered[-MAX_BUSY // 2 :])}
+    told: Iterable[Device] = found
+    if len(found) > MAX_BUSY:
+        half, order = MAX_BUSY // 2, lambda device: (found[device], device)
+        told = (*nsmallest(half, found, order), *nlargest(half, found, order))
+    return {device: float(f"{found[device]:.4g}") for device in told}
 
 
 def _tell(draft: Draft, device: Device, straggler: Straggler) -> None:

@@ -362,6 +362,11 @@ def test_who_cancelled_a_job_is_told_and_stays_with_it() -> None:
     assert reason_of(bench.state) == "cancelled by ci" and bench.history[-1].message.startswith("CANCELLED by ci")
 
 
+def test_who_cancelled_a_job_that_holds_nothing_is_told_once() -> None:
+    bench = Bench(nodes=1).submitted().probed().planned().tell(CancelRequested(job=JOB, by="ci"))
+    assert bench.history[-1].message == "CANCELLED at step 0; asked by ci"
+
+
 def test_what_comes_after_a_command_is_not_its_authors() -> None:
     bench = Bench().running()
     asked = ResizeRequested(job=JOB, size=Size(target=4), by="ci")
