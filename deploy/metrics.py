@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -22,6 +22,7 @@ from orchestrator.domain.host_events import Envelope
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.incident import Incident
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import Kept
 from orchestrator.domain.requests import CloseHost, HostMessage
 from orchestrator.domain.state import Failed, JobStatus, Reforming
 from orchestrator.domain.status import RESIZES, TERMINAL_STATUSES, status_of
@@ -88,8 +89,8 @@ class MeteredStore(StateStore):
         self._store = store
         self._known: dict[JobId, JobRecord] = {}
 
-    async def acquire(self, holder: str, ttl_s: float) -> Term | None:
-        term = await _timed("acquire", self._store.acquire(holder, ttl_s))
+    async def acquire(self, holder: str, ttl_s: float, *, by: str = "", at: float = 0.0) -> Term | None:
+        term = await _timed("acquire", self._store.acquire(holder, ttl_s, by=by, at=at))
         if term is not None:
             EPOCH.set(term)
             HELD.set(1)
@@ -112,8 +113,11 @@ class MeteredStore(StateStore):
     async def retire(self, term: Term, now: float, retention: Retention) -> Retired:
         return await _timed("retire", self._store.retire(term, now, retention))
 
-    async def overtake(self, holder: str, term: Term, above: Term, commits: int, ttl_s: float) -> Term | None:
-        raised = await _timed("overtake", self._store.overtake(holder, term, above, commits, ttl_s))
+    async def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
+        return await _timed("over", self._store.over(jobs))
+
+    async def overtake(self, holder: str, term: Term, above: Term, ttl_s: float) -> Term | None:
+        raised = await _timed("overtake", self._store.overtake(holder, term, above, ttl_s))
         if raised is not None:
             EPOCH.set(raised)
         return raised
@@ -156,19 +160,27 @@ class MeteredCluster(Cluster):
     async def nodes(self) -> tuple[Node, ...]:
         return await self._cluster.nodes()
 
-    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage) -> None:
-        await self._cluster.call(job, node, term, effect, request)
+    async def hosts(self) -> tuple[tuple[JobId, NodeId], ...]:
+        return await self._cluster.hosts()
+
+    async def ask(self, job: JobId, node: NodeId) -> Kept:
+        return await self._cluster.ask(job, node)
+
+    async def call(
+        self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage, memo: str = ""
+    ) -> None:
+        await self._cluster.call(job, node, term, effect, request, memo)
         if isinstance(request, CloseHost):
             self._forget(job, node)
 
     async def poll(
-        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float
+        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float, memo: str = ""
     ) -> tuple[Envelope, ...]:
         key = (job, node)
         self._asked[key] = self._clock()
         self._heard.setdefault(key, self._asked[key])
         try:
-            said = await self._cluster.poll(job, node, term, after, acked, wait_s)
+            said = await self._cluster.poll(job, node, term, after, acked, wait_s, memo)
         except HostGone:
             self._forget(job, node)
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -19,6 +19,7 @@ from .domain.foresight import ClusterSketch, Forecast
 from .domain.host_events import Envelope
 from .domain.ids import EffectId, JobId, NodeId, Term
 from .domain.job import JobRecord
+from .domain.memo import Kept, Reign
 from .domain.plan import Infeasible, Plan
 from .domain.profile import Profile
 from .domain.quarantine import Quarantine
@@ -49,6 +50,10 @@ class Commit:
     """All of them, when one changed."""
     queue: tuple[Waiting, ...] | None = None
     """Who waits and why, as readers see it, when that changed."""
+    reigns: tuple[Reign, ...] | None = None
+    """Of a store that went back, which has with this all that was forgotten: those that led here, the one that writes last.
+
+    Its `commits` says how many there had been; more than the store knows of are no reason not to write."""
     cursor: str | None = None
     """Commands up to and including this one have been taken into account."""
 
@@ -68,13 +73,18 @@ class Loaded:
     cordons: tuple[Cordon, ...] = ()
     admissions: tuple[Admission, ...] = ()
     projects: tuple[Project, ...] = ()
+    reigns: tuple[Reign, ...] = ()
+    """Of the latest supervisors, the newest last."""
 
 
 class StateStore(Protocol):
     """The supervisor's side of the store."""
 
-    async def acquire(self, holder: str, ttl_s: float) -> Term | None:
-        """A new, higher term for `holder` if nobody holds the lease (or it ran out); None while another does."""
+    async def acquire(self, holder: str, ttl_s: float, *, by: str = "", at: float = 0.0) -> Term | None:
+        """A new, higher term for `holder` if nobody holds the lease (or it ran out); None while another does.
+
+        by, at: of the reign that begins with it.
+        """
         ...
 
     async def renew(self, holder: str, term: Term, ttl_s: float) -> bool: ...
@@ -85,8 +95,12 @@ class StateStore(Protocol):
         """Every job that is not terminal, and the command cursor."""
         ...
 
-    async def overtake(self, holder: str, term: Term, above: Term, commits: int, ttl_s: float) -> Term | None:
-        """A new term for who holds `term`, higher than `above` too, in a store that has had `commits` at least from now on.
+    async def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
+        """Of these, the jobs that have ended here. Raises Unavailable."""
+        ...
+
+    async def overtake(self, holder: str, term: Term, above: Term, ttl_s: float) -> Term | None:
+        """A new term for who holds `term`, higher than `above` too.
 
         For a store that has gone back. None, and nothing is changed, where another holds the lease or has had a term above
         `term`. Raises Unavailable.
@@ -289,17 +303,29 @@ class Cluster(Protocol):
         """Every node known, lost ones included for a while."""
         ...
 
-    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage) -> None:
+    async def call(
+        self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage, memo: str = ""
+    ) -> None:
         """Deliver a request; OpenHost creates the host where there is none, CloseHost ends it (no host: no error).
+
+        memo: an encoded Memo that the host keeps before it does anything, in place of the one it has; "": it keeps that.
 
         Raises HostGone, HostUnreachable, StaleTerm.
         """
         ...
 
+    async def hosts(self) -> tuple[tuple[JobId, NodeId], ...]:
+        """Every host there may be, whoever asked for it. Raises Unavailable."""
+        ...
+
+    async def ask(self, job: JobId, node: NodeId) -> Kept:
+        """What a host remembers; nothing is asked of it and no term is shown. Raises HostGone, HostUnreachable."""
+        ...
+
     async def poll(
-        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float
+        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float, memo: str = ""
     ) -> tuple[Envelope, ...]:
-        """Events numbered above `after`; those up to `acked` are recorded and may be forgotten.
+        """Events numbered above `after`; those up to `acked` are recorded and may be forgotten. memo: see call.
 
         Returning at all is the heartbeat. Raises HostGone, HostUnreachable, StaleTerm.
         """

@@ -37,6 +37,7 @@ from orchestrator.domain.host_events import (
     ShardNotSaved,
 )
 from orchestrator.domain.ids import Device, EffectId, Generation, Term
+from orchestrator.domain.memo import Remembered
 from orchestrator.domain.requests import (
     BeginJoin,
     CloseGeneration,
@@ -109,6 +110,7 @@ class Host:
         self._address = address
         self._end = end
         self._term = Term(0)
+        self._memo = ""
         self._outcomes: OrderedDict[EffectId, asyncio.Task[None]] = OrderedDict()
         self._outbox = Outbox()
         self._examination = Examination(self._outbox.add)
@@ -135,12 +137,15 @@ class Host:
 
     # --- the supervisor's two calls ---------------------------------------------------------------------------------------
 
-    async def handle(self, term: Term, effect_id: EffectId, request: HostMessage) -> None:
+    async def handle(self, term: Term, effect_id: EffectId, request: HostMessage, memo: str = "") -> None:
         """Start what is asked; what comes of it is told by events. A repeated effect id gets its first outcome.
+
+        memo: what to remember of the job first, see kept; "" for nothing new.
 
         Returns when nothing is left, for CloseHost; at once, for all others. Raises StaleTerm, EverstepError.
         """
         self._hear(term)
+        self._memo = memo or self._memo
         if isinstance(request, Together):
             await self._handle_all(term, request)
             return
@@ -164,7 +169,7 @@ class Host:
             raise EverstepError("; ".join(refusals))
 
     async def poll(
-        self, term: Term, after: int, timeout_s: float, acked: int | None = None
+        self, term: Term, after: int, timeout_s: float, acked: int | None = None, memo: str = ""
     ) -> tuple[tuple[Envelope, ...], Heartbeat]:
         """Events numbered above `after` as soon as there are any, none after timeout_s.
 
@@ -172,9 +177,16 @@ class Host:
         Raises StaleTerm, also where a higher term speaks up during the wait.
         """
         self._hear(term)
+        self._memo = memo or self._memo
         envelopes = await self._outbox.fetch(after, timeout_s, acked)
         self._hear(term)
         return envelopes, Heartbeat(term=self._term, sights=self.sights, looks=self._lookout.looks if self._lookout else 0)
+
+    def kept(self) -> Remembered:
+        """For a supervisor that begins; asking shows no term and leaves no trace."""
+        heard = max(self._formed, self._closed)
+        at_work = self._formed if self._formed > self._closed else Generation(0)
+        return Remembered(term=self._term, heard=heard, at_work=at_work, memo=self._memo)
 
     def sights(self) -> dict[Device, Sight]:
         return {device: seat.page.look() for device, seat in self._crew.at.items()} if self._crew else {}

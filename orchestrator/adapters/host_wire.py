@@ -14,6 +14,7 @@ from orchestrator.domain import codec
 from orchestrator.domain.errors import EverstepError, StaleTerm
 from orchestrator.domain.host_events import Envelope
 from orchestrator.domain.ids import EffectId, Term
+from orchestrator.domain.memo import Remembered
 from orchestrator.domain.requests import PROTOCOL_VERSION, HostMessage
 
 READABLE = (PROTOCOL_VERSION,)
@@ -25,6 +26,7 @@ class Call:
     term: Term
     effect: EffectId
     request: HostMessage
+    memo: str = ""
     version: int = PROTOCOL_VERSION
 
 
@@ -34,6 +36,9 @@ class Poll:
     after: int
     acked: int
     wait_s: float
+    memo: str = ""
+    asks: bool = False
+    """What the host remembers is wanted, and nothing else."""
     version: int = PROTOCOL_VERSION
 
 
@@ -44,6 +49,7 @@ class Reply:
     envelopes: tuple[Envelope, ...] = ()
     stale: str | None = None
     refused: str | None = None
+    kept: Remembered | None = None
     version: int = PROTOCOL_VERSION
 
 

@@ -16,6 +16,7 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import NotFound
 from orchestrator.domain.host_events import Envelope
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
+from orchestrator.domain.memo import Kept
 from orchestrator.domain.requests import CloseHost, HostMessage, OpenHost
 from orchestrator.ports import HostGone
 from worker.host import Host
@@ -36,7 +37,18 @@ class LocalHosts:
     async def nodes(self) -> tuple[Node, ...]:
         return tuple(self._nodes[node] for node in sorted(self._nodes))
 
-    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage) -> None:
+    async def hosts(self) -> tuple[tuple[JobId, NodeId], ...]:
+        return tuple(sorted(self._hosts))
+
+    async def ask(self, job: JobId, node: NodeId) -> Kept:
+        host = self._hosts.get((job, node))
+        if host is None or self._nodes[node].status is NodeStatus.LOST:
+            raise HostGone(f"there is no host of {job} on {node}")
+        return host.kept().of(job, node)
+
+    async def call(
+        self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage, memo: str = ""
+    ) -> None:
         host = self._hosts.get((job, node))
         if host is None and isinstance(request, CloseHost):
             return
@@ -46,17 +58,17 @@ class LocalHosts:
             if not isinstance(request, OpenHost):
                 raise HostGone(f"there is no host of {job} on {node}")
             host = self._hosts[job, node] = Host(end=lambda: self._end(job, node))
-        await host.handle(term, effect, request)
+        await host.handle(term, effect, request, memo)
         if isinstance(request, CloseHost):
             self._hosts.pop((job, node), None)
 
     async def poll(
-        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float
+        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float, memo: str = ""
     ) -> tuple[Envelope, ...]:
         host = self._hosts.get((job, node))
         if host is None or self._nodes[node].status is NodeStatus.LOST:
             raise HostGone(f"there is no host of {job} on {node}")
-        envelopes, _ = await host.poll(term, after, wait_s, acked)
+        envelopes, _ = await host.poll(term, after, wait_s, acked, memo)
         if self._nodes[node].status is NodeStatus.LOST or self._hosts.get((job, node)) is not host:
             raise HostGone(f"the host of {job} on {node} was killed")
         return envelopes

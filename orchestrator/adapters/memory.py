@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.domain.access import Submitter
@@ -20,6 +20,7 @@ from orchestrator.domain.errors import Conflict, NotFound, StaleTerm, WentBack
 from orchestrator.domain.events import Command, HistoryEntry, JobSubmitted, StepRecord
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import MAX_REIGNS, Reign
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.revision import mark_of
@@ -68,6 +69,7 @@ class MemoryStore:
         self._commands: list[tuple[str, Command]] = []
         self._cursor = "0"
         self._commits = self._confirmed = 0
+        self._reigns: list[Reign] = []
         self._news = asyncio.Event()
 
     async def close(self) -> None:
@@ -75,10 +77,11 @@ class MemoryStore:
 
     # --- StateStore -------------------------------------------------------------------------------------------------------
 
-    async def acquire(self, holder: str, ttl_s: float) -> Term | None:
+    async def acquire(self, holder: str, ttl_s: float, *, by: str = "", at: float = 0.0) -> Term | None:
         if self._holder() not in (None, holder):
             return None
         self._term = Term(self._term + 1)
+        self._reigns = [*self._reigns, Reign(term=self._term, by=by or holder, commits=self._commits, at=at)][-MAX_REIGNS:]
         self._lease = (holder, self._clock() + ttl_s)
         return self._term
 
@@ -92,11 +95,14 @@ class MemoryStore:
         if term == self._term and self._holder() == holder:
             self._lease = None
 
-    async def overtake(self, holder: str, term: Term, above: Term, commits: int, ttl_s: float) -> Term | None:
+    async def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
+        taken_up = self._taken_up & self._jobs.keys()
+        return frozenset(job for job in jobs if job in taken_up and isinstance(self._jobs[job].state, TERMINAL))
+
+    async def overtake(self, holder: str, term: Term, above: Term, ttl_s: float) -> Term | None:
         if self._term > term or self._holder() not in (None, holder):
             return None
         self._lease = (holder, self._clock() + ttl_s)
-        self._commits = max(self._commits, commits)
         self._term = Term(max(term, above) + 1)
         return self._term
 
@@ -111,12 +117,13 @@ class MemoryStore:
             cordons=self._cordons,
             admissions=self._admissions,
             projects=self._projects,
+            reigns=tuple(self._reigns),
         )
 
     async def commit(self, term: Term, commit: Commit) -> int:
         if term < self._term:
             raise StaleTerm(f"term {term} has been replaced by {self._term}; stop, another supervisor writes now")
-        if term > self._term or self._commits < self._confirmed:
+        if term > self._term or (self._commits < self._confirmed and commit.reigns is None):
             raise WentBack(went_back(self._commits, self._confirmed))
         for id in commit.jobs:
             if id in self._taken_up and isinstance(self._jobs[id].state, TERMINAL):
@@ -143,6 +150,9 @@ class MemoryStore:
             self._queue = commit.queue
         if commit.cursor is not None:
             self._cursor = commit.cursor
+        if commit.reigns is not None:
+            self._reigns = list(commit.reigns[-MAX_REIGNS:])
+            self._commits = max(self._commits, commit.reigns[-1].commits)
         self._commits = self._confirmed = self._commits + 1
         self._wake()
         return self._commits

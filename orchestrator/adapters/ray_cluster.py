@@ -21,6 +21,7 @@ from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable
 from orchestrator.domain.host_events import Envelope
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
+from orchestrator.domain.memo import Kept, Remembered
 from orchestrator.domain.requests import CloseHost, HostMessage, OpenHost
 from orchestrator.ports import HostGone, HostUnreachable
 
@@ -50,6 +51,7 @@ _LOOK_S = 0.05
 TABLE_S = 1.0
 """How long Ray's node table may take before the last one known is used."""
 KEEP_LOST_S = 600.0
+_NAMED = "everstep-"
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -156,8 +158,27 @@ class RayCluster:
 
     # --- hosts ------------------------------------------------------------------------------------------------------------
 
-    async def call(self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage) -> None:
-        data = codec.dumps(Call(term=term, effect=effect, request=request))
+    async def hosts(self) -> tuple[tuple[JobId, NodeId], ...]:
+        """Those whose names Ray knows; of some it may not know yet that they have ended."""
+        try:
+            names = await self._in_thread(_ray().util.list_named_actors, CALL_S)
+        except (HostUnreachable, _ray().exceptions.RayError) as error:
+            raise Unavailable(f"Ray does not say which hosts there are ({_first_line(error)})") from error
+        return tuple(sorted(key for name in names if (key := _of_name(name)) is not None))
+
+    async def ask(self, job: JobId, node: NodeId) -> Kept:
+        line = await self._attach(job, node)
+        data = codec.dumps(Poll(term=Term(0), after=0, acked=0, wait_s=0.0, asks=True))
+        try:
+            reply = await self._ask(line, Kind.POLL, data, POLL_GRACE_S, BUSY_S)
+        except StaleTerm:  # one of an earlier version takes it for a poll, and remembers nothing
+            return Kept(job=job, node=node, term=Term(0))
+        return (reply.kept or Remembered(term=Term(0))).of(job, node)
+
+    async def call(
+        self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage, memo: str = ""
+    ) -> None:
+        data = codec.dumps(Call(term=term, effect=effect, request=request, memo=memo))
         match request:
             case OpenHost():
                 line = await self._open(job, node, request)
@@ -168,10 +189,10 @@ class RayCluster:
                 await self._ask(await self._attach(job, node), Kind.HANDLE, data, CALL_GRACE_S, CALL_S)
 
     async def poll(
-        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float
+        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float, memo: str = ""
     ) -> tuple[Envelope, ...]:
         line = await self._attach(job, node)
-        data = codec.dumps(Poll(term=term, after=after, acked=acked, wait_s=wait_s))
+        data = codec.dumps(Poll(term=term, after=after, acked=acked, wait_s=wait_s, memo=memo))
         return (await self._ask(line, Kind.POLL, data, wait_s + POLL_GRACE_S, wait_s + BUSY_S)).envelopes
 
     async def _open(self, job: JobId, node: NodeId, request: OpenHost) -> _Line:
@@ -367,7 +388,13 @@ def _end_unless_placed(actor: Any) -> None:
 
 def actor_name(job: JobId, node: NodeId) -> str:
     # With what is in no job's id: machines that join are called anything, and people choose ids.
-    return f"everstep-{job}@{node}"
+    return f"{_NAMED}{job}@{node}"
+
+
+def _of_name(name: str) -> tuple[JobId, NodeId] | None:
+    """Whose host that is, where it is one."""
+    job, at, node = name.removeprefix(_NAMED).partition("@")
+    return (JobId(job), NodeId(node)) if name.startswith(_NAMED) and at else None
 
 
 async def _awaited(reference: Awaitable[bytes]) -> bytes:

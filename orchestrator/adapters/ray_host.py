@@ -49,7 +49,7 @@ class RayHost:
         assert self._host is not None
         try:
             call = read(Call, data)
-            await self._host.handle(call.term, call.effect, call.request)
+            await self._host.handle(call.term, call.effect, call.request, call.memo)
             if isinstance(call.request, CloseHost):
                 # By itself: Ray's word to end may not get here where a link was cut, and until it has ended its node's
                 # devices are taken.
@@ -64,7 +64,9 @@ class RayHost:
         assert self._host is not None
         try:
             poll = read(Poll, data)
-            envelopes, _ = await self._host.poll(poll.term, poll.after, poll.wait_s, poll.acked)
+            if poll.asks:
+                return codec.dumps(Reply(kept=self._host.kept()))
+            envelopes, _ = await self._host.poll(poll.term, poll.after, poll.wait_s, poll.acked, poll.memo)
         except StaleTerm as error:
             return codec.dumps(Reply(stale=str(error)))
         except EverstepError as error:

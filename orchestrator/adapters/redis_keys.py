@@ -40,6 +40,8 @@ TERM = PREFIX + "term"
 LEASE = PREFIX + "lease"
 COMMITS = PREFIX + "commits"
 APPLIED = PREFIX + "applied"
+REIGNS = PREFIX + "reigns"
+"""Of the latest supervisors: term, commits and instant at which it began, and its name alone, with a space between."""
 JOBS = PREFIX + "jobs"
 JOBS_MADE = PREFIX + "jobs:made"
 JOBS_OPEN = PREFIX + "jobs:open"
@@ -101,6 +103,7 @@ def stream(id: JobId, kind: str) -> str:
 LUA = f"""
 local PREFIX = '{PREFIX}'
 local TERM, LEASE, COMMITS, APPLIED = PREFIX..'term', PREFIX..'lease', PREFIX..'commits', PREFIX..'applied'
+local REIGNS = PREFIX..'reigns'
 local JOBS, JOBS_MADE, JOBS_OPEN, JOBS_DONE = PREFIX..'jobs', PREFIX..'jobs:made', PREFIX..'jobs:open', PREFIX..'jobs:done'
 local NODES, CURSOR, COMMANDS = PREFIX..'nodes', PREFIX..'cursor', PREFIX..'commands'
 local QUARANTINE, CORDONS, ADMISSIONS = PREFIX..'quarantine', PREFIX..'cordons', PREFIX..'admissions'

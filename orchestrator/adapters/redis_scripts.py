@@ -45,11 +45,14 @@ return #alive
 ACQUIRE = (
     LUA
     + """
-local holder, ttl_ms = ARGV[1], ARGV[2]
+local holder, ttl_ms, by, at, kept = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local held = redis.call('GET', LEASE)
 if held and held ~= holder then return 0 end
 redis.call('SET', LEASE, holder, 'PX', ttl_ms)
-return redis.call('INCR', TERM)
+local term = redis.call('INCR', TERM)
+redis.call('RPUSH', REIGNS, term..' '..(redis.call('GET', COMMITS) or '0')..' '..at..' '..by)
+redis.call('LTRIM', REIGNS, -kept, -1)
+return term
 """
 )
 
@@ -67,17 +70,16 @@ return 1
 OVERTAKE = (
     LUA
     + """
-local holder, term, above, commits, ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local holder, term, above, ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local held = redis.call('GET', LEASE)
 local newest = tonumber(redis.call('GET', TERM) or '0')
 if newest > tonumber(term) or (held and held ~= holder) then return 0 end
 redis.call('SET', LEASE, holder, 'PX', ttl_ms)
-if tonumber(redis.call('GET', COMMITS) or '0') < commits then redis.call('SET', COMMITS, ARGV[4]) end
 redis.call('SET', TERM, string.format('%d', math.max(tonumber(term), above)))
 return redis.call('INCR', TERM)
 """
 )
-"""Above what is known to have been, where the store has forgotten it."""
+"""Above what is known to have been, where the store has forgotten it. All else comes with one commit."""
 
 RELEASE = (
     LUA
@@ -96,7 +98,17 @@ local records = {}
 for i, id in ipairs(open) do records[i] = redis.call('GET', job_key(id)) end
 local function kept(key) return redis.call('GET', key) or '' end
 local cursor, commits = redis.call('GET', CURSOR) or '0', redis.call('GET', COMMITS) or '0'
-return {cursor, commits, records, kept(QUARANTINE), kept(CORDONS), kept(PROJECTS), kept(ADMISSIONS)}
+local reigns = redis.call('LRANGE', REIGNS, 0, -1)
+return {cursor, commits, records, reigns, kept(QUARANTINE), kept(CORDONS), kept(PROJECTS), kept(ADMISSIONS)}
+"""
+)
+
+OVER = (
+    LUA
+    + """
+local over = {}
+for i, id in ipairs(ARGV) do over[i] = redis.call('SISMEMBER', JOBS_DONE, id) end
+return over
 """
 )
 
@@ -105,12 +117,14 @@ COMMIT = (
     + _APPEND
     + """
 -- term, sequence, commits that were confirmed, nodes, cursor, number of jobs, (id, when it ended or '', mark, record)...,
--- number of entries, (id, kind, cap, entry)..., quarantine, cordons, projects, queue, admissions
+-- number of entries, (id, kind, cap, entry)..., quarantine, cordons, projects, queue, admissions; where the store went back
+-- and this is all that was forgotten, commits there had been and reigns, one a line
 local term, sequence = ARGV[1], tonumber(ARGV[2])
 local newest = redis.call('GET', TERM) or '0'
 local commits = redis.call('GET', COMMITS) or '0'
 if tonumber(newest) > tonumber(term) then return {'STALE', newest} end
-if term ~= newest or tonumber(commits) < tonumber(ARGV[3]) then return {'BEHIND', commits} end
+local had = tonumber(ARGV[#ARGV - 1])
+if term ~= newest or (not had and tonumber(commits) < tonumber(ARGV[3])) then return {'BEHIND', commits} end
 local applied = redis.call('GET', APPLIED) or ''
 local applied_term, applied_sequence = string.match(applied, '^(%d+):(%d+)$')
 if applied_term == term and sequence <= tonumber(applied_sequence) then return {'OK', commits} end
@@ -151,6 +165,11 @@ if ARGV[4] ~= '' then redis.call('SET', NODES, ARGV[4]) end
 if ARGV[5] ~= '' then
   redis.call('SET', CURSOR, ARGV[5])
   redis.call('XTRIM', COMMANDS, 'MINID', '~', ARGV[5])
+end
+if had then
+  if tonumber(commits) < had then redis.call('SET', COMMITS, ARGV[#ARGV - 1]) end
+  redis.call('DEL', REIGNS)
+  for reign in string.gmatch(ARGV[#ARGV], '[^\\n]+') do redis.call('RPUSH', REIGNS, reign) end
 end
 redis.call('SET', APPLIED, term..':'..ARGV[2])
 return {'OK', tostring(redis.call('INCR', COMMITS))}

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import heapq
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from orchestrator.domain import codec
@@ -20,6 +20,7 @@ from orchestrator.domain.errors import Conflict, StaleTerm, Unavailable, WentBac
 from orchestrator.domain.events import Command, HistoryEntry, StepRecord
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import MAX_REIGNS, Reign
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
 from orchestrator.domain.revision import mark_of
@@ -56,8 +57,9 @@ class RedisStore:
 
     # --- lease ------------------------------------------------------------------------------------------------------------
 
-    async def acquire(self, holder: str, ttl_s: float) -> Term | None:
-        term = await self._clients.write(scripts.ACQUIRE, holder, int(ttl_s * 1000))
+    async def acquire(self, holder: str, ttl_s: float, *, by: str = "", at: float = 0.0) -> Term | None:
+        ttl_ms = int(ttl_s * 1000)
+        term = await self._clients.write(scripts.ACQUIRE, holder, ttl_ms, by or holder, repr(at), MAX_REIGNS)
         return Term(term) if term else None
 
     async def renew(self, holder: str, term: Term, ttl_s: float) -> bool:
@@ -66,9 +68,14 @@ class RedisStore:
     async def release(self, holder: str, term: Term) -> None:
         await self._clients.write(scripts.RELEASE, holder, term)
 
-    async def overtake(self, holder: str, term: Term, above: Term, commits: int, ttl_s: float) -> Term | None:
+    async def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
+        asked = tuple(jobs)
+        found = await self._clients.run(self._clients.reads, scripts.OVER, *asked) if asked else ()
+        return frozenset(job for job, is_over in zip(asked, found, strict=True) if is_over)
+
+    async def overtake(self, holder: str, term: Term, above: Term, ttl_s: float) -> Term | None:
         async with self._lock:
-            found = await self._clients.write(scripts.OVERTAKE, holder, term, above, commits, int(ttl_s * 1000))
+            found = await self._clients.write(scripts.OVERTAKE, holder, term, above, int(ttl_s * 1000))
         return Term(found) if found else None
 
     # --- state ------------------------------------------------------------------------------------------------------------
@@ -78,7 +85,7 @@ class RedisStore:
 
         After a commit that ended Unavailable, take a new term first: that fences the old write if it is still on its way.
         """
-        cursor, commits, records, *kept = await self._clients.run(self._clients.reads, scripts.LOAD)
+        cursor, commits, records, reigns, *kept = await self._clients.run(self._clients.reads, scripts.LOAD)
         quarantine, cordons, projects, admissions = kept
         jobs = [_record(data) for data in records if data]
         jobs.sort(key=lambda record: (record.created_at, record.id))
@@ -91,6 +98,7 @@ class RedisStore:
             cordons=decode_cordons(cordons),
             admissions=decode_admissions(admissions),
             projects=decode_projects(projects),
+            reigns=tuple(_read_reign(text(one)) for one in reigns),
         )
 
     async def commit(self, term: Term, commit: Commit) -> int:
@@ -159,6 +167,9 @@ class RedisStore:
         yield b"" if commit.projects is None else codec.dumps(commit.projects)
         yield b"" if commit.queue is None else codec.dumps(commit.queue)
         yield b"" if commit.admissions is None else codec.dumps(commit.admissions)
+        reigns = commit.reigns[-MAX_REIGNS:] if commit.reigns else ()
+        yield reigns[-1].commits if reigns else ""
+        yield "\n".join(f"{one.term} {one.commits} {one.at!r} {one.by}" for one in reigns)
 
 
 def went_back(commits: int | str, confirmed: int) -> str:
@@ -189,6 +200,11 @@ def decode_queue(data: bytes | str | None) -> tuple[Waiting, ...]:
 
 def decode_admissions(data: bytes | str | None) -> tuple[Admission, ...]:
     return tuple(codec.decode(tuple[Admission, ...], json.loads(data))) if data else ()
+
+
+def _read_reign(line: str) -> Reign:
+    term, commits, at, by = line.split(" ", 3)
+    return Reign(term=Term(int(term)), by=by, commits=int(commits), at=float(at))
 
 
 def _command(data: bytes) -> Command:

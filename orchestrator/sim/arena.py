@@ -454,7 +454,9 @@ class Arenas:
     def meet(self, job: JobId, spec: JobSpec, form: FormGeneration) -> Arena:
         """The one that this form is for. Raises Violation where it was formed in another way already."""
         key = (job, form.generation)
-        if key not in self.of:
+        met = self.of.get(key)
+        # A store that went back forgets generations: the next one of that number is formed where nobody has heard of it.
+        if met is None or (met.form != form and not met.here):
             self.of[key] = Arena(self._place, self._checker, job, spec, form)
         if self.of[key].form != form:
             raise Violation(f"generation {form.generation} of {job} is formed in two ways")

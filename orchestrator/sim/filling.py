@@ -54,7 +54,8 @@ class Filling:
         for device in members:
             self._here[device].settle(restore)
         checkpoint = None if isinstance(restore, FromSeed) else restore.checkpoint
-        if checkpoint is not None and checkpoint.path not in self._place.paths(self._job):
+        is_there = checkpoint is None or checkpoint.path in self._place.paths(self._job)
+        if not is_there and not self._place.has_forgotten:  # one that knew of a newer checkpoint may have swept it since
             raise Violation(f"generation {self._form.generation} restores from {checkpoint}, which was never committed")
         if isinstance(restore, FromMemory) and checkpoint is not None and checkpoint.step != restore.step:
             raise Violation(f"generation {self._form.generation} mixes step {restore.step} with {checkpoint}")
@@ -104,7 +105,11 @@ class Filling:
 
     def damaged(self) -> list[Step]:
         """Steps of what the checkpoint is read through that nobody can read."""
-        return [link.step for link in self._links() if link.path in self._place.damaged]
+        links = self._links()
+        restore = self._form.restore
+        if not links and not isinstance(restore, FromSeed) and restore.checkpoint is not None:
+            return [restore.checkpoint.step]
+        return [link.step for link in links if link.path in self._place.damaged]
 
     def _links(self) -> list[CheckpointRef]:
         """What the checkpoint that is restored from is read through, itself included."""

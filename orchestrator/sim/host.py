@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import assert_never
 
+from orchestrator.domain import codec
 from orchestrator.domain.checkpoint import CheckpointKind, ShardRef
 from orchestrator.domain.copying import Copying
 from orchestrator.domain.errors import StaleTerm
@@ -26,6 +28,8 @@ from orchestrator.domain.host_events import (
     ShardSaved,
 )
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Step, Term
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import Kept, Memo
 from orchestrator.domain.requests import (
     BeginJoin,
     CloseGeneration,
@@ -79,6 +83,7 @@ class SimHost:
         self.silent_until = 0.0
         """When somebody can tell that it has ended, after it has."""
         self.term = Term(0)
+        self.memo: Memo | None = None
         self.outbox = SimOutbox()
         self._outcomes: set[EffectId] = set()
         self._to_write: dict[Device, deque[tuple[float, float, Callable[[], None]]]] = defaultdict(deque)
@@ -156,6 +161,16 @@ class SimHost:
                 self.end()
             case _:
                 assert_never(request)
+
+    def keep(self, term: Term, memo: Memo) -> None:
+        """Raises StaleTerm."""
+        self._hear(term)
+        self.memo = memo
+
+    def kept(self) -> Kept:
+        memo = self.memo and replace(self.memo, record=codec.loads(JobRecord, codec.dumps(self.memo.record)))
+        heard = max(self._formed, self._crew.closed)
+        return Kept(job=self.job, node=self.node, term=self.term, heard=heard, at_work=self.at_work, memo=memo)
 
     def fetch(self, term: Term, after: int, acked: int) -> tuple[Envelope, ...]:
         """Raises StaleTerm."""

@@ -9,6 +9,7 @@ from orchestrator.domain.errors import StaleTerm
 from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostHeard, HostLost, HostSaid, Input
 from orchestrator.domain.host_events import StepsPassed
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
+from orchestrator.domain.memo import Memo
 from orchestrator.domain.requests import CloseHost, HostRequest, OpenHost
 
 from .host import SimHost
@@ -29,6 +30,9 @@ class Teller(Protocol):
     @property
     def term(self) -> Term: ...
     def tell(self, one: Input, *, urgent: bool, line: SimLine | None = None, number: int = 0) -> None: ...
+    def memo(self, job: JobId) -> Memo | None: ...
+    def knows(self, host: SimHost) -> bool: ...
+    def is_refused(self) -> None: ...
     def when_awake(self, do: object) -> None: ...
 
 
@@ -45,6 +49,9 @@ class SimLine:
         self._fetching = False
         self._after = 0
         self._acked = 0
+        self._news: set[int] = set()
+        """Numbers of what is no routine and not known to be recorded where the host can see it."""
+        self._met: SimHost | None = None
         self._silent_since: float | None = None
         self._told_silent = False
         self._told_gone = False
@@ -79,9 +86,15 @@ class SimLine:
             self._later(self._try, RETRY_S)
             return
         else:
+            if not self._meet(host):
+                self._later(self._try, RETRY_S)
+                return
             try:
+                if not isinstance(request, CloseHost):
+                    self._have_kept(host)
                 host.handle(self.supervisor.term, effect, request)
             except StaleTerm:
+                self.supervisor.is_refused()
                 return
             if self.world.rng.random() < LOST_REPLY:
                 self._later(self._try, RETRY_S)
@@ -115,16 +128,37 @@ class SimLine:
         host = self._host()
         if host is None or not host.is_reachable:
             return
+        if not self._meet(host):
+            return
         try:
+            if any(number <= self._acked for number in self._news):
+                self._have_kept(host)
             envelopes = host.fetch(self.supervisor.term, self._after, self._acked)
         except StaleTerm:
             self.stopped = True
+            self.supervisor.is_refused()
             return
         for envelope in envelopes:
             self._after = envelope.number
             said = HostSaid(job=self.job, node=self.node, event=envelope.event)
             urgent = not isinstance(envelope.event, StepsPassed)
+            if urgent:
+                self._news.add(envelope.number)
             self.supervisor.tell(said, urgent=urgent, line=self, number=envelope.number)
+
+    def _meet(self, host: SimHost) -> bool:
+        """Whether what the host remembers is known; nothing is asked of one that remembers more."""
+        if self._met is not host and not self.supervisor.knows(host):
+            return False
+        self._met = host
+        return True
+
+    def _have_kept(self, host: SimHost) -> None:
+        """What is forgotten by the host from here on, and what is asked of it, follows from what it keeps."""
+        memo = self.supervisor.memo(self.job)
+        if memo is not None:
+            host.keep(self.supervisor.term, memo)
+        self._news = {number for number in self._news if number > self._acked}
 
     def _watch(self) -> None:
         """What a poll that stays unanswered comes to."""

@@ -40,6 +40,8 @@ class Place:
         """Checkpoints that nobody can read."""
         self.forged: dict[str, Flip] = {}
         """Checkpoints that are not what was saved: what is wrong in the memory of whoever holds that element."""
+        self.has_forgotten = False
+        """The store has gone back at least once."""
         self._last_pid = 100
 
     def note(self, line: str) -> None:

@@ -71,6 +71,9 @@ class Trouble(StrEnum):
     REWIND_STORE = "rewind_store"
     """The store forgets the latest commits: a replica takes over that lacks them, or a backup is restored."""
 
+    REWIND_UNSEEN = "rewind_unseen"
+    """It does so while no supervisor lives: the next one begins with what there is."""
+
 
 SOMETIMES = (
     Trouble.SLOW,
@@ -80,6 +83,7 @@ SOMETIMES = (
     Trouble.CUT_POWER,
     Trouble.FAIL_SWITCH,
     Trouble.REWIND_STORE,
+    Trouble.REWIND_UNSEEN,
 )
 DRAWN = tuple(trouble for trouble in Trouble if trouble not in SOMETIMES)
 """Those that any seed may have."""

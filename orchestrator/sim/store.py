@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from orchestrator.domain import codec
 from orchestrator.domain.admission import Admission
 from orchestrator.domain.cordon import Cordon
@@ -9,6 +11,7 @@ from orchestrator.domain.errors import StaleTerm, WentBack
 from orchestrator.domain.events import Command, JobSubmitted
 from orchestrator.domain.ids import JobId, Term
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import MAX_REIGNS, Reign
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project
 from orchestrator.domain.state import TERMINAL
@@ -30,25 +33,34 @@ class SimStore:
         self.projects: tuple[Project, ...] = ()
         self.term = Term(0)
         self.commits = 0
+        self.reigns: tuple[Reign, ...] = ()
+        """Supervisors, the newest last."""
         self.is_behind = False
         """It has gone back, and nobody has written again what it has forgotten."""
         self.open = 0
         """Jobs that have not ended."""
+        self._supervisors = 0
         self._last: Commit | None = None
         self._checker = checker
         self._promises = promises
 
-    def acquire(self) -> Term:
+    def acquire(self, at: float) -> tuple[Reign, ...]:
+        """Reigns, the new one last."""
         self.term = Term(self.term + 1)
-        return self.term
+        self.reigns = (*self.reigns, self.reign(self.commits, at))[-MAX_REIGNS:]
+        return self.reigns
 
-    def overtake(self, term: Term, commits: int) -> Term | None:
+    def overtake(self, term: Term, above: Term) -> bool:
+        """Whether whoever has this term has a higher one now; not where another has."""
         if self.term > term:
-            return None
-        self.commits = max(self.commits, commits)
-        self.is_behind = False
-        self.term = Term(term + 1)
-        return self.term
+            return False
+        self.term = Term(max(term, above) + 1)
+        return True
+
+    def reign(self, commits: int, at: float) -> Reign:
+        """One that begins now."""
+        self._supervisors += 1
+        return Reign(term=self.term, by=f"supervisor{self._supervisors}", commits=commits, at=at)
 
     def copied(self) -> Copied:
         return Copied(
@@ -63,22 +75,26 @@ class SimStore:
             admissions=self.admissions,
             projects=self.projects,
             rolled_back=dict(self._checker.rolled_back),
+            reigns=self.reigns,
         )
 
-    def restore(self, copied: Copied) -> None:
-        """It is what it was. Who had submitted a job since that is not to be seen submits it again."""
+    def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
+        """Of these, the jobs that have ended here."""
+        return frozenset(job for job in jobs if job in self.jobs and isinstance(self.jobs[job].state, TERMINAL))
+
+    def restore(self, copied: Copied) -> tuple[JobSubmitted, ...]:
+        """It is what it was; submissions that are lost."""
         self.jobs, self.cursor, self.term, self.commits = dict(copied.jobs), copied.cursor, copied.term, copied.commits
-        self.quarantine, self.cordons = copied.quarantine, copied.cordons
+        self.quarantine, self.cordons, self.reigns = copied.quarantine, copied.cordons, copied.reigns
         self.admissions, self.projects = copied.admissions, copied.projects
         since = self.commands[copied.num_commands :]
-        again = [one for one in self.commands[copied.cursor :] if isinstance(one, JobSubmitted)]
         self.commands[copied.num_commands :] = [None] * len(since)
-        self.commands.extend(one for one in again if one in since)
         self.open = sum(not isinstance(record.state, TERMINAL) for record in self.jobs.values())
         self._last = copied.last
         self.is_behind = True
         self._checker.went_back(copied)
         self._promises.went_back(copied.term)
+        return tuple(one for one in since if isinstance(one, JobSubmitted))
 
     def load(self) -> tuple[dict[JobId, JobRecord], int]:
         live = {job: record for job, record in self.jobs.items() if not isinstance(record.state, TERMINAL)}
@@ -91,12 +107,16 @@ class SimStore:
         """
         if term < self.term:
             raise StaleTerm(f"term {term} has been replaced by {self.term}")
-        if term > self.term or self.commits < confirmed:
+        if term > self.term or (self.commits < confirmed and commit.reigns is None):
             raise WentBack(f"the store knows of {self.commits} commits and had confirmed {confirmed}")
         if commit is self._last:
             return False
         self._last = commit
+        if commit.reigns is not None:
+            self.reigns = commit.reigns[-MAX_REIGNS:]
+            self.commits = max(self.commits, commit.reigns[-1].commits)
         self.commits += 1
+        self.is_behind = False
         self._promises.committed(term, self.jobs, commit)
         if commit.quarantine is not None:
             self.quarantine = codec.decode(tuple[Quarantine, ...], codec.encode(commit.quarantine))

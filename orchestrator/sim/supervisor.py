@@ -5,7 +5,8 @@ It may crash between any two instants, also between a commit and its effects, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import (
@@ -27,8 +28,10 @@ from orchestrator.domain.errors import StaleTerm, WentBack
 from orchestrator.domain.events import (
     CheckpointCommitted,
     CheckpointFailed,
+    Contact,
     DeadlinePassed,
     EffectDone,
+    HostLost,
     HostSaid,
     Input,
     InstantCame,
@@ -39,22 +42,27 @@ from orchestrator.domain.events import (
     ProgramProbed,
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested
-from orchestrator.domain.ids import EffectId, JobId, NodeId
+from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.requests import OpenHost
+from orchestrator.domain.memo import Memo, is_forgotten
+from orchestrator.domain.requests import CloseHost, OpenHost
 from orchestrator.domain.state import TERMINAL
 from orchestrator.planner.choose import choose
 from orchestrator.ports import Commit
 from orchestrator.supervisor.deadlines import deadlines, instants
 from orchestrator.supervisor.kernel import State, Stepped, step
+from orchestrator.supervisor.recalling import recalled
 from orchestrator.supervisor.rewriting import whole
 from orchestrator.supervisor.unsaved import LAZY_S, News, Unsaved
 
 from .clock import Timer
+from .host import SimHost
 from .line import SimLine
 from .scenario import profile
 from .world import World
 
+PATIENT_S, ASK_AGAIN_S = 30.0, 0.5
+"""For how long hosts that do not answer are waited for where the store has gone back, and how often they are asked."""
 NODES_S = 0.5
 COMMANDS_S = 0.1
 URGENT_S = 0.0005
@@ -73,8 +81,9 @@ class SimSupervisor:
         self.is_dead = False
         self.dies_after_commit = False
         self.asleep_until = 0.0
-        self.term = world.store.acquire()
+        self._reigns = world.store.acquire(world.clock.now)
         jobs, self._cursor = world.store.load()
+        self._recorded_cursor = self._cursor
         self._commits = world.store.commits
         self._ended: dict[JobId, JobRecord] = {}
         held = {one.device: one for one in world.store.quarantine}
@@ -100,9 +109,92 @@ class SimSupervisor:
         self._lines: dict[tuple[JobId, NodeId], SimLine] = {}
         self._timers: dict[tuple[JobId | None, str], Timer] = {}
         self._nodes_seen: object = None
+        self._recorded: dict[JobId, JobRecord] = dict(jobs)
+        """Each job as it was committed last."""
+        self._recalled: dict[tuple[JobId, NodeId], tuple[float, int, str]] = {}
+        """What hosts remembered when this supervisor began."""
+        self._patient_until = world.clock.now + PATIENT_S
+        self._begin()
+
+    def _begin(self) -> None:
+        """Go on from the store's records, or from what hosts remember where that is more: see supervisor/run.py."""
+        world = self.world
+        kept = [host.kept() for host in world.living() if host.is_reachable]
+        over = world.store.over({one.job for one in kept})
+        found = recalled(self._state.jobs, over, kept, self._reigns, self._commits)
+        self._recalled = {(one.job, one.node): one.memo.mark for one in kept if one.memo is not None}
+        if found is None:
+            self._start()
+            return
+        if world.clock.now < self._patient_until and any(not host.is_reachable for host in world.living()):
+            world.clock.after(ASK_AGAIN_S, lambda: self.when_awake(self._begin))
+            return
+        if not world.store.overtake(self.term, found.above):
+            self.crash()
+            return
+        world.note(f"supervisor of term {self.term} goes on from what hosts remember, with term {world.store.term}")
+        self._reigns = (*found.reigns, world.store.reign(found.commits, world.clock.now))
+        self._commits = found.commits
+        for job, node in sorted(found.strays):
+            host = world.host(job, node)
+            if host is not None and host.is_reachable:
+                host.handle(self.term, EffectId(f"{self.term}:stray"), CloseHost())
+        held = {device: one for device, one in self._state.quarantine.items() if device not in found.used}
+        self._state = replace(self._state, jobs=found.jobs, quarantine=held)
+        gone = [
+            HostLost(job=job, node=node, contact=Contact.GONE, message="its process has ended")
+            for job, record in found.jobs.items()
+            for node in sorted(record.hosts)
+            if (job, node) in found.strays
+            or (host := world.host(job, node)) is None
+            or (host.is_gone and world.clock.now >= host.silent_until)
+        ]
+        stepped = step(world.clock.now, self._state, gone)
+        self._state = stepped.state
+        unsaved = Unsaved()
+        unsaved.add(stepped, [], world.clock.now)
+        ended = {job: record for job, record in stepped.changed.items() if isinstance(record.state, TERMINAL)}
+        why = "hosts remember more than the store"
+        commit = whole(self._state, ended, unsaved.commit(), str(self._recorded_cursor), self._reigns, world.clock.now, why)
+        self._committing = True
+        self._soon(COMMIT_S, lambda: self._commit(unsaved, commit, None))
+
+    def _start(self) -> None:
         self._adopt()
         self._watch_nodes()
         self._read_commands()
+
+    @property
+    def term(self) -> Term:
+        return self._reigns[-1].term
+
+    def memo(self, job: JobId) -> Memo | None:
+        record = self._recorded.get(job)
+        return Memo(reigns=self._reigns, commits=self._commits, record=record) if record else None
+
+    def knows(self, host: SimHost) -> bool:
+        """Whether what it remembers is part of what this supervisor goes on from."""
+        memo = host.memo
+        if memo is None or host.term > self.term or not is_forgotten(memo, self._reigns):
+            return True  # or it refuses this supervisor in any case
+        if self._recalled.get((host.job, host.node)) == memo.mark:
+            return True
+        self._ask_who_governs(f"{host.node} remembers more of {host.job}")
+        return False
+
+    def has_heard_of(self, jobs: Collection[JobId]) -> bool:
+        """Whether it knows of each that it is open, or how it ended."""
+        return self._state.jobs.keys() | self._ended.keys() >= set(jobs)
+
+    def is_refused(self) -> None:
+        self._ask_who_governs("a host has heard a higher term")
+
+    def _ask_who_governs(self, why: str) -> None:
+        """A host obeys a later supervisor: one that there is, or one of which the store knows nothing any more."""
+        if self.world.store.term == self.term and not self.is_dead:
+            self.world.note(f"supervisor of term {self.term} begins anew: {why}")
+            self.crash()
+            self.world.restart_supervisor(0.1)
 
     def crash(self) -> None:
         self.is_dead = True
@@ -159,7 +251,9 @@ class SimSupervisor:
         commit = unsaved.commit()
         self._soon(COMMIT_S, lambda: self._commit(unsaved, commit, stepped))
 
-    def _commit(self, unsaved: Unsaved, commit: Commit, stepped: Stepped) -> None:
+    def _commit(self, unsaved: Unsaved, commit: Commit, stepped: Stepped | None) -> None:
+        """stepped: what is to be done then; None: begin."""
+
         def again() -> None:
             self.when_awake(lambda: self._commit(unsaved, commit, stepped))
 
@@ -174,12 +268,14 @@ class SimSupervisor:
                 for entry in commit.history:
                     world.note(f"{entry.job} g{entry.generation} s{entry.step} {entry.type}: {entry.message}")
         except WentBack as error:
-            raised = world.store.overtake(self.term, self._commits)
-            assert raised is not None
-            world.note(f"supervisor of term {self.term} writes again all it knows, with term {raised}")
-            self.term = raised
-            ended = {job: record for job, record in self._ended.items() if job in world.store.load()[0]}
-            commit = whole(self._state, ended, commit, str(self._cursor), world.clock.now, str(error))
+            assert world.store.overtake(self.term, self.term)
+            world.note(f"supervisor of term {self.term} writes again all it knows, with term {world.store.term}")
+            self._reigns = (*self._reigns, world.store.reign(self._commits, world.clock.now))
+            over = world.store.over(self._ended)
+            ended = {job: record for job, record in self._ended.items() if job not in over}
+            commit = whole(
+                self._state, ended, commit, str(self._recorded_cursor), self._reigns, world.clock.now, str(error)
+            )
             self._soon(COMMIT_S, again)
             return
         except StaleTerm:
@@ -190,6 +286,8 @@ class SimSupervisor:
             world.clock.after(RETRY_COMMIT_S, again)
             return
         self._commits = world.store.commits
+        self._recorded |= commit.jobs
+        self._recorded_cursor = int(commit.cursor or self._recorded_cursor)
         self._ended |= {job: record for job, record in commit.jobs.items() if isinstance(record.state, TERMINAL)}
         if self.dies_after_commit:
             self.world.note(f"supervisor of term {self.term} dies before it acts")
@@ -199,10 +297,13 @@ class SimSupervisor:
             return
         self._soon(COMMIT_S, lambda: self._committed(unsaved, stepped))
 
-    def _committed(self, unsaved: Unsaved, stepped: Stepped) -> None:
+    def _committed(self, unsaved: Unsaved, stepped: Stepped | None) -> None:
         self._committing = False
         unsaved.acknowledge()
-        self._act(stepped)
+        if stepped is not None:
+            self._act(stepped)
+        else:
+            self._start()
         if self._news:
             self._wake(URGENT_S)
 
@@ -294,8 +395,10 @@ class SimSupervisor:
                 self._provide(effect)
 
     def _written(self, effect: CommitCheckpoint) -> Input:
-        if self.term != self.world.store.term:  # what it goes on from may be swept by now, and nobody will hear of it
+        if self.term < self.world.store.term:  # what it goes on from may be swept by now, and nobody will hear of it
             return CheckpointFailed(job=effect.job, step=effect.step, message="another supervisor writes now")
+        if self.world.is_orphan(effect):
+            return CheckpointFailed(job=effect.job, step=effect.step, message="what it goes on from is not there")
         return CheckpointCommitted(job=effect.job, checkpoint=self.world.write_checkpoint(effect))
 
     def _prune(self, identity: EffectId, job: JobId, keep: tuple[CheckpointRef, ...]) -> None:

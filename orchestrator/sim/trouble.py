@@ -24,6 +24,12 @@ IN_UPDATE = 0.3
 NEEDED = (Trouble.CRASH_SUPERVISOR, Trouble.CRASH_AFTER_COMMIT, Trouble.PAUSE_SUPERVISOR)
 """Not while the supervisor is the only one who knows what the store has forgotten."""
 
+HIDING = (
+    *(Trouble.FREEZE_HOST, Trouble.FREEZE_NODE, Trouble.CUT_HOST, Trouble.CUT_ALL, Trouble.UNPLUG, Trouble.FAIL_SWITCH),
+    Trouble.INJECT,
+)
+"""Not while a supervisor is to begin that has nobody but the hosts to tell it what the store has forgotten."""
+
 LOOK_S = 0.05
 """How often a script looks how far its job is."""
 
@@ -106,12 +112,14 @@ class Troublemaker:
         hosts = world.living()
         if world.store.is_behind and trouble in NEEDED:
             return
+        if world.is_unseen and trouble in HIDING:
+            return
         match trouble:
             case Trouble.KILL_RANK:
                 self._to_a_rank(trouble, lambda rank: rank.host.kill(rank))
             case Trouble.RAISE:
                 # Twice in one step would end the job, and the record may not say yet that it has raised.
-                if not self._has_raised and not any(record.failures for record in world.records().values()):
+                if not self._has_raised and not world.has_failed:
                     self._has_raised = True
                     self._to_a_rank(trouble, lambda rank: rank.host.kill(rank, "OddError: odd"))
             case Trouble.KILL_VOTER:
@@ -173,6 +181,8 @@ class Troublemaker:
                 world.note("* the store stalls")
             case Trouble.REWIND_STORE:
                 world.rewind_store()
+            case Trouble.REWIND_UNSEEN:
+                world.rewind_unseen()
             case Trouble.FAIL_STORE:
                 world.store_fails_until = world.clock.now + rng.choice((0.5, 2.0, 8.0))
                 world.note("* commits fail")

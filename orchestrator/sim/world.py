@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from orchestrator.domain.admission import Checked
@@ -15,7 +15,7 @@ from orchestrator.domain.ids import Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.profile import Interval
 from orchestrator.domain.spec import JobSpec
-from orchestrator.domain.state import Reforming
+from orchestrator.domain.state import TERMINAL, Reforming
 from orchestrator.recovery.retention import reads
 from orchestrator.supervisor.kernel import State
 
@@ -31,6 +31,7 @@ from .store import SimStore
 COPY_S = 0.7
 """How often the store is copied, where it is to go back."""
 COPIES = 6
+RESUBMIT_S = 8.0
 
 
 class Governor(Protocol):
@@ -44,6 +45,7 @@ class Governor(Protocol):
     dies_after_commit: bool
 
     def crash(self) -> None: ...
+    def has_heard_of(self, jobs: Collection[JobId]) -> bool: ...
     def sleep(self, seconds: float) -> None: ...
 
 
@@ -60,7 +62,7 @@ class World(Place):
         self.points = 0
         """Commits and effects so far while a generation was being replaced."""
         self._dies_at = dies_at
-        self.checker = Checker(scenario, self._held)
+        self.checker = Checker(scenario, self._held, self._lives)
         self.store = SimStore(self.checker, Promises(lambda: self.clock.now, self._healthy_s))
         self.store_stalled_until = 0.0
         self.store_fails_until = 0.0
@@ -73,8 +75,10 @@ class World(Place):
         self.dead: dict[NodeId, float] = {}
         """Dead nodes, and when the cluster notices."""
         self._last_flip = 0
+        self._submitted: dict[JobId, JobSubmitted] = {}
+        """Jobs that the store has ever forgotten."""
         self._copies: deque[Copied] = deque(maxlen=COPIES)
-        if Trouble.REWIND_STORE in scenario.troubles:
+        if {Trouble.REWIND_STORE, Trouble.REWIND_UNSEEN} & set(scenario.troubles):
             self._copy()
         for devices in scenario.nodes:
             self.add_node(devices)
@@ -145,6 +149,11 @@ class World(Place):
     def _is_cut(self, one: NodeId, other: NodeId) -> bool:
         return any({a.node, b.node} == {one, other} for a, b in self.cut_links)
 
+    def is_orphan(self, effect: CommitCheckpoint) -> bool:
+        """A journal's entry of a job of which the store has forgotten that its state was saved, and what was swept then."""
+        at = {(one.step, one.generation) for one in self.checkpoints[effect.job]}
+        return self.has_forgotten and effect.shards[0].kind == "journal" and (effect.step - 1, effect.generation) not in at
+
     def write_checkpoint(self, effect: CommitCheckpoint) -> CheckpointRef:
         record = self.store.jobs.get(effect.job)
         arena = self.arenas.get((effect.job, effect.generation))
@@ -205,7 +214,7 @@ class World(Place):
         }
         for one in self.checkpoints[job]:
             links = [other for other in self.checkpoints[job] if reads(one, other)]
-            if len(links) != one.depth + 1:
+            if len(links) != one.depth + 1 and not self.has_forgotten:
                 raise Violation(f"{one.path} of {job} is kept and is read through {one.depth + 1} others, not {len(links)}")
 
     # --- trouble ----------------------------------------------------------------------------------------------------------
@@ -244,11 +253,46 @@ class World(Place):
         living = [one for one in self._governors if not one.is_dead]
         if len(living) != 1 or living[0].dies_after_commit or self._starting:
             return
-        copied = self.rng.choice(self._copies)
+        # Of a job that ended under an earlier one nobody could say how.
+        self._rewind([one for one in self._copies if living[0].has_heard_of(_open(one))])
+
+    def rewind_unseen(self) -> None:
+        """Likewise, once nobody lives who knows better."""
+        living = [one for one in self._governors if not one.is_dead]
+        if len(living) > 1 or not all(host.is_reachable for host in self.living()):
+            return
+        for one in living:
+            one.crash()
+        self._rewind(list(self._copies))
+        if not self._starting:
+            self.restart_supervisor(self.rng.choice((0.1, 2.0, 6.0)))
+
+    @property
+    def has_failed(self) -> bool:
+        """Some job may have failed in a step that it has not made since."""
+        return self.has_forgotten or any(record.failures for record in self.records().values())
+
+    @property
+    def is_unseen(self) -> bool:
+        """The store has gone back, and no supervisor has begun since."""
+        return self.store.is_behind and all(one.is_dead for one in self._governors)
+
+    def _rewind(self, copies: list[Copied]) -> None:
+        if not copies:
+            return
+        copied = self.rng.choice(copies)
         self.note(f"* the store goes back by {self.store.commits - copied.commits} commits, to term {copied.term}")
-        self.store.restore(copied)
+        self.has_forgotten = True
+        self._submitted |= {lost.job: lost for lost in self.store.restore(copied)}
+        for lost in self._submitted.values():
+            self.clock.after(RESUBMIT_S, lambda lost=lost: self._resubmit(lost))  # type: ignore[misc]
         self._copies.clear()
         self._copies.append(copied)
+
+    def _resubmit(self, lost: JobSubmitted) -> None:
+        """Who had submitted a job that is not to be seen submits it again."""
+        if lost.job not in self.store.jobs and lost not in self.store.commands[self.store.cursor :]:
+            self.store.commands.append(lost)
 
     def cancel(self, job: JobId) -> None:
         self.store.commands.append(CancelRequested(job=job))
@@ -285,6 +329,10 @@ class World(Place):
                     held.extend(rank.arrived)
         return held
 
+    def _lives(self, job: JobId, generation: Generation) -> bool:
+        arena = self.arenas.get((job, generation))
+        return arena is not None and not arena.is_broken and len(arena.here) == len(arena.members)
+
     def _healthy_s(self, job: JobId, generation: Generation) -> float:
         """For how long the generation has trained with all its ranks, all of them well and heard by each other."""
         arena = self.arenas.get((job, generation))
@@ -299,3 +347,7 @@ class World(Place):
     @property
     def is_over(self) -> bool:
         return not self.store.open and len(self.store.jobs) == len(self.scenario.jobs)
+
+
+def _open(copied: Copied) -> list[JobId]:
+    return [job for job, record in copied.jobs.items() if not isinstance(record.state, TERMINAL)]

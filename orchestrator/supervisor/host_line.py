@@ -16,6 +16,7 @@ from orchestrator.domain.errors import EverstepError, StaleTerm
 from orchestrator.domain.events import Contact, EffectDone, HostClosed, HostHeard, HostLost, HostSaid, Input
 from orchestrator.domain.host_events import StepsPassed
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
+from orchestrator.domain.memo import Kept
 from orchestrator.domain.requests import CloseHost, HostMessage, HostRequest, OpenHost, Together
 from orchestrator.ports import Cluster, HostGone, HostUnreachable
 
@@ -28,7 +29,9 @@ Tell = Callable[..., None]
 
 
 class HostLine:
-    """term: the supervisor's, which may be raised. refused: is called where the host obeys a later supervisor.
+    """term: the supervisor's, which may be raised. refused: is called where the host obeys a later supervisor, or remembers
+    what this one does not know. memo: the job as it is recorded, for the host to keep. knows: whether what a host remembers
+    is known; is_met: that is certain.
 
     tell(input, urgent, number): hands an input to the loop; `number` is the host's, acknowledged once recorded.
     """
@@ -42,6 +45,9 @@ class HostLine:
         term: Callable[[], Term],
         tell: Tell,
         refused: Callable[[], None],
+        memo: Callable[[], str],
+        knows: Callable[[Kept], bool],
+        is_met: bool,
     ) -> None:
         self._cluster = cluster
         self._job = job
@@ -51,6 +57,9 @@ class HostLine:
         self._tell = tell
         self._requests: asyncio.Queue[tuple[EffectId, HostRequest]] = asyncio.Queue()
         self._acked = 0
+        self._memo = memo
+        self._knows = knows
+        self._is_met = is_met
         self._tasks: list[asyncio.Task[None]] = []
         self._opened = asyncio.Event()
         self._is_closing = False
@@ -93,7 +102,11 @@ class HostLine:
         is_silent = False
         while True:
             try:
-                await self._cluster.call(self._job, self._node, self._term(), effect, message)
+                if not self._is_met:
+                    await self._meet(is_new=isinstance(request, OpenHost))
+                # It remembers what it is asked for before it does it: a close ends all memory.
+                memo = "" if isinstance(request, CloseHost) else self._memo()
+                await self._cluster.call(self._job, self._node, self._term(), effect, message, memo)
             except HostGone as error:
                 self._lost(Contact.GONE, str(error))
             except HostUnreachable as error:
@@ -122,6 +135,18 @@ class HostLine:
                 self._tell(EffectDone(job=self._job, effect=done), urgent=False)
             return
 
+    async def _meet(self, *, is_new: bool = False) -> None:
+        """Raises StaleTerm where the host remembers what this supervisor does not know: nothing may be asked of it then."""
+        try:
+            kept = await self._cluster.ask(self._job, self._node)
+        except HostGone:
+            if not is_new:
+                raise
+        else:
+            if not self._knows(kept):
+                raise StaleTerm(f"{self._node} remembers more of {self._job} than the store; begin anew")
+        self._is_met = True
+
     async def _poll_all(self) -> None:
         """A host that ends may be followed by another of the same name, whose numbers start again."""
         while True:
@@ -132,9 +157,18 @@ class HostLine:
         """Until the host has ended."""
         after, is_heard, self._acked = 0, False, 0
         is_silent = False
+        news: set[int] = set()
+        """Numbers of what is no routine, until the host has heard what came of it."""
         while True:
             try:
-                envelopes = await self._cluster.poll(self._job, self._node, self._term(), after, self._acked, POLL_S)
+                if not self._is_met:
+                    await self._meet()
+                acked = self._acked
+                # What it may forget is in what it keeps. Steps are not worth that: a later vote proves that they passed.
+                settled = {number for number in news if number <= acked}
+                memo = self._memo() if settled else ""
+                envelopes = await self._cluster.poll(self._job, self._node, self._term(), after, acked, POLL_S, memo)
+                news -= settled
             except HostGone as error:
                 self._opened.clear()
                 self._lost(Contact.GONE, str(error))
@@ -156,7 +190,10 @@ class HostLine:
             for envelope in envelopes:
                 after = max(after, envelope.number)
                 said = HostSaid(job=self._job, node=self._node, event=envelope.event)
-                self._tell(said, urgent=not isinstance(envelope.event, StepsPassed), line=self, number=envelope.number)
+                is_urgent = not isinstance(envelope.event, StepsPassed)
+                if is_urgent:
+                    news.add(envelope.number)
+                self._tell(said, urgent=is_urgent, line=self, number=envelope.number)
 
     def _lost(self, contact: Contact, message: str) -> None:
         self._say(HostLost(job=self._job, node=self._node, contact=contact, message=message))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from orchestrator.domain.events import HistoryEntry
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import Reign
 from orchestrator.domain.state import TERMINAL
 from orchestrator.domain.status import status_of
 from orchestrator.ports import Commit
@@ -18,10 +19,19 @@ from orchestrator.ports import Commit
 from .kernel import State
 
 
-def whole(state: State, ended: Mapping[JobId, JobRecord], commit: Commit, cursor: str, now: float, why: str) -> Commit:
+def whole(
+    state: State,
+    ended: Mapping[JobId, JobRecord],
+    commit: Commit,
+    cursor: str,
+    reigns: tuple[Reign, ...],
+    now: float,
+    why: str,
+) -> Commit:
     """All that is known, with what was to be written.
 
-    ended: jobs that the store takes for open, as they ended. cursor: commands up to this one have been taken into account.
+    ended: jobs that are not over for the store, as they ended. cursor: commands up to this one have been taken into
+    account. reigns: those that led here, the one that writes last.
     """
     jobs = {**state.jobs, **ended, **commit.jobs}
     open_ones = [record for record in jobs.values() if not isinstance(record.state, TERMINAL)]
@@ -35,6 +45,7 @@ def whole(state: State, ended: Mapping[JobId, JobRecord], commit: Commit, cursor
         admissions=tuple(state.admissions.values()),
         projects=tuple(state.projects.values()),
         queue=state.queue if commit.queue is None else commit.queue,
+        reigns=reigns,
         cursor=commit.cursor or cursor or None,
     )
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -19,10 +22,11 @@ import structlog
 from orchestrator.domain.attic import Retention, Retired
 from orchestrator.domain.effects import CallHost, Effect
 from orchestrator.domain.errors import EverstepError, StaleTerm, Unavailable, WentBack
-from orchestrator.domain.events import DeadlinePassed, EffectDone, Input, InstantCame, NodesSeen
+from orchestrator.domain.events import Contact, DeadlinePassed, EffectDone, HostLost, Input, InstantCame, NodesSeen
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.kinds import DeviceKind
+from orchestrator.domain.memo import MAX_REIGNS, Reign
 from orchestrator.domain.requests import OpenHost
 from orchestrator.domain.state import TERMINAL
 from orchestrator.ports import Commit
@@ -31,8 +35,10 @@ from .acting import Hands, World
 from .deadlines import deadlines, instants
 from .host_line import HostLine
 from .kernel import State, Stepped, step
+from .recalling import recalled
 from .rewriting import whole
 from .unsaved import LAZY_S, News, Unsaved
+from .witnesses import Witnesses
 
 LEASE_S = 6.0
 NODES_S = 1.0
@@ -41,6 +47,8 @@ RETRY_COMMIT_S = 0.2
 STOPPED_S = 1.0
 """A wait that took this much longer than asked for: nobody was running here."""
 POLL_COMMANDS_S = 5.0
+PATIENT_S, ASK_AGAIN_S = 30.0, 0.5
+"""For how long the others are waited for where some remember more than the store, and how often they are asked."""
 HEARD_S = 1.5
 """In which every host that can be reached has answered a poll."""
 MAX_ENDED = 1000
@@ -89,6 +97,7 @@ class Supervisor:
         self._replaced = asyncio.Event()
         """A host obeys a later supervisor."""
         self._cursor = ""
+        self._witnesses = Witnesses(world.cluster)
         self._ended: dict[JobId, JobRecord] = {}
         """The latest jobs that have, as they were recorded."""
         self._checks = checks
@@ -103,6 +112,8 @@ class Supervisor:
         log.info("lease_acquired", holder=self._holder, term=self._term)
         loaded = await self._world.store.load()
         self._commits, self._cursor = loaded.commits, loaded.cursor
+        self._witnesses.reigns = loaded.reigns
+        self._witnesses.record(loaded.jobs, loaded.commits)
         self._state = State(
             jobs=loaded.jobs,
             root=self._root,
@@ -114,8 +125,10 @@ class Supervisor:
             projects={one.name: one for one in loaded.projects},
         )
         try:
+            await self._recall()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_lease())
+                tasks.create_task(self._begin_anew_where_refused())
                 tasks.create_task(self._read_commands(loaded.cursor))
                 tasks.create_task(self._watch_nodes())
                 tasks.create_task(self._retire_old())
@@ -198,6 +211,7 @@ class Supervisor:
             try:
                 self._commits = await self._world.store.commit(self._term, commit)
                 self._cursor = commit.cursor or self._cursor
+                self._witnesses.record(commit.jobs, self._commits)
                 self._ended |= {job: record for job, record in commit.jobs.items() if isinstance(record.state, TERMINAL)}
                 while len(self._ended) > MAX_ENDED:
                     del self._ended[next(iter(self._ended))]
@@ -225,18 +239,80 @@ class Supervisor:
             raise LeaseLost("the store went back, and hosts obey a later supervisor")
         while True:
             try:
-                term = await store.overtake(self._holder, self._term, self._term, self._commits, LEASE_S)
-                if term is None:
-                    raise LeaseLost("another supervisor holds the lease")
-                self._term, self._renewed_at = term, time.monotonic()
-                log.warning("store_went_back", error=why, term=term)
-                back = (await store.load()).jobs.keys()
+                await self._overtake(self._term, self._commits, self._witnesses.reigns)
+                log.warning("store_went_back", error=why, term=self._term)
+                over = await store.over(self._ended)
             except Unavailable as error:
                 log.warning("store_unavailable", error=str(error))
                 await asyncio.sleep(RETRY_COMMIT_S)
                 continue
-            ended = {job: record for job, record in self._ended.items() if job in back}
-            return whole(self._state, ended, commit, self._cursor, self._clock(), why)
+            ended = {job: record for job, record in self._ended.items() if job not in over}
+            return whole(self._state, ended, commit, self._cursor, self._witnesses.reigns, self._clock(), why)
+
+    async def _overtake(self, above: Term, commits: int, earlier: tuple[Reign, ...]) -> None:
+        """Go on from what these reigns led to, under a term that nobody has heard of. Raises LeaseLost, Unavailable."""
+        reign = Reign(term=Term(0), by=self._name(), commits=commits, at=self._clock())
+        reigns = (*earlier, reign)[-MAX_REIGNS:]
+        term = await self._world.store.overtake(self._holder, self._term, above, LEASE_S)
+        if term is None:
+            raise LeaseLost("another supervisor holds the lease")
+        self._term, self._renewed_at = term, time.monotonic()
+        self._witnesses.reigns = (*reigns[:-1], replace(reign, term=term))
+
+    # --- what hosts remember ----------------------------------------------------------------------------------------------
+
+    async def _recall(self) -> None:
+        """Go on from what hosts remember where that is more than what the store does. Raises LeaseLost, Unavailable."""
+        until = time.monotonic() + PATIENT_S
+        while True:
+            kept, gone, is_complete = await self._witnesses.ask(
+                (job, node) for job, record in self._state.jobs.items() for node in record.hosts
+            )
+            over = await self._world.store.over({one.job for one in kept})
+            found = recalled(self._state.jobs, over, kept, self._witnesses.reigns, self._commits)
+            if found is None:
+                return
+            if is_complete or time.monotonic() >= until:
+                break
+            if not await self._world.store.renew(self._holder, self._term, LEASE_S):
+                raise LeaseLost("another supervisor holds the lease")
+            await asyncio.sleep(ASK_AGAIN_S)
+        why = "hosts remember more than the store, which went back while nobody looked"
+        await self._overtake(found.above, found.commits, found.reigns)
+        self._commits = found.commits
+        log.warning("store_went_back", error=why, term=self._term)
+        for job, node in sorted(found.strays):
+            await self._witnesses.end(job, node, self._term)
+        inputs = [
+            HostLost(job=job, node=node, contact=Contact.GONE, message="its process has ended")
+            for job, record in found.jobs.items()
+            for node in sorted(record.hosts)
+            if (job, node) in gone | found.strays
+        ]
+        held = {device: one for device, one in self._state.quarantine.items() if device not in found.used}
+        stepped = step(self._clock(), replace(self._state, jobs=found.jobs, quarantine=held), inputs)
+        self._state = stepped.state
+        unsaved = Unsaved()
+        unsaved.add(stepped, [], time.monotonic())
+        ended = {job: record for job, record in stepped.changed.items() if isinstance(record.state, TERMINAL)}
+        await self._commit(
+            whole(self._state, ended, unsaved.commit(), self._cursor, self._witnesses.reigns, self._clock(), why)
+        )
+
+    async def _begin_anew_where_refused(self) -> None:
+        """A host obeys a later supervisor, or remembers more, while the store has this one for the latest: it went back."""
+        await self._replaced.wait()
+        while True:
+            try:
+                async with self._fence:
+                    is_latest = await self._world.store.renew(self._holder, self._term, LEASE_S)
+            except Unavailable as error:
+                log.warning("lease_not_renewed", error=str(error))
+                await asyncio.sleep(RETRY_COMMIT_S)
+                continue
+            if is_latest:
+                raise LeaseLost("hosts know more than the store: it went back; the next supervisor begins with them")
+            return  # as whoever renews the lease finds out too
 
     def _set_timers(self, stepped: Stepped) -> None:
         for job in stepped.changed:
@@ -272,6 +348,9 @@ class Supervisor:
                 term=lambda: self._term,
                 tell=self._tell,
                 refused=self._replaced.set,
+                memo=partial(self._witnesses.memo, key[0]),
+                knows=self._witnesses.knows,
+                is_met=self._witnesses.has_met(*key),
             )
             self._lines[key] = line
             line.start(attached=attached and not _opening(self._state.jobs[key[0]], key[1]))
@@ -302,13 +381,17 @@ class Supervisor:
     async def _acquire(self) -> Term:
         while True:
             try:
-                term = await self._world.store.acquire(self._holder, LEASE_S)
+                term = await self._world.store.acquire(self._holder, LEASE_S, by=self._name(), at=self._clock())
             except Unavailable as error:
                 log.warning("store_unavailable", error=str(error))
                 term = None
             if term is not None:
                 return term
             await asyncio.sleep(LEASE_S / 10)
+
+    def _name(self) -> str:
+        """Of a reign, which no other has."""
+        return f"{self._holder} {secrets.token_hex(8)}"
 
     async def _keep_lease(self) -> None:
         while True:

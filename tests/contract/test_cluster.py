@@ -14,12 +14,16 @@ import pytest
 from orchestrator.adapters.local_hosts import LocalHosts
 from orchestrator.adapters.local_nodes import LocalNodes, NodeSpec
 from orchestrator.adapters.ray_cluster import RayCluster
+from orchestrator.domain import codec
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.errors import NotFound, StaleTerm
 from orchestrator.domain.host_events import Envelope, HostOpened, RankExited, SeatsPrepared
 from orchestrator.domain.ids import Device, EffectId, Generation, JobId, NodeId, Term
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import Memo, Reign
 from orchestrator.domain.requests import CloseHost, HostRequest, KillRank, OpenHost, PrepareSeats
 from orchestrator.domain.spec import DataSpec
+from orchestrator.domain.state import Probing
 from orchestrator.ports import Cluster, HostGone, HostUnreachable, NodeProvider
 from tests.tiny_model import a_spec
 from worker.programs.causal_lm import PROGRAM
@@ -147,6 +151,27 @@ async def events_are_told_until_acknowledged(world: World) -> None:
     assert [envelope.number for envelope in left][:1] == [prepared.number], "what was acknowledged is forgotten"
 
 
+async def host_remembers_what_it_is_told_and_says_so_to_whoever_asks(world: World) -> None:
+    assert (JOB, NODE) in await world.cluster.hosts()
+    before = await world.cluster.ask(JOB, NODE)
+    assert (before.term, before.memo) == (OLD, None)
+    record = JobRecord(id=JOB, spec=a_spec(), state=Probing(), created_at=1.0)
+    reign = Reign(term=OLD, by="one", commits=3, at=2.0)
+    for commits in (4, 5):
+        memo = codec.dumps(Memo(reigns=(reign,), commits=commits, record=record)).decode()
+        if commits == 4:
+            request = PrepareSeats(generation=Generation(1), devices=(DEVICE,))
+            await world.cluster.call(JOB, NODE, OLD, EffectId("seats"), request, memo)
+        else:
+            await world.cluster.poll(JOB, NODE, OLD, 0, 0, 0.0, memo)
+        kept = await world.cluster.ask(JOB, NODE)
+        assert kept.memo is not None and (kept.memo.commits, kept.memo.record) == (commits, record)
+    await world.poll(0, 0, 0.0)
+    assert (await world.cluster.ask(JOB, NODE)).memo == kept.memo, "until it is told more"
+    with pytest.raises(HostGone):
+        await world.cluster.ask(JobId("another"), NODE)
+
+
 async def repeated_effect_is_carried_out_once(world: World) -> None:
     before = await world.poll(0, 0, 0.0)
     await world.call(PrepareSeats(generation=Generation(1), devices=(DEVICE,)), effect="seats")
@@ -196,6 +221,7 @@ PROMISES: tuple[Callable[[World], Awaitable[None]], ...] = (
     nodes_have_kind_devices_and_status,
     where_no_host_was_opened_there_is_none,
     events_are_told_until_acknowledged,
+    host_remembers_what_it_is_told_and_says_so_to_whoever_asks,
     repeated_effect_is_carried_out_once,
     waiting_poll_ends_with_the_event,
     higher_term_shuts_out_the_lower,

@@ -27,6 +27,7 @@ from orchestrator.domain.events import CancelRequested, HistoryEntry, JobSubmitt
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import MAX_REIGNS, Reign
 from orchestrator.domain.quarantine import Quarantine, Standing
 from orchestrator.domain.queue import Project, Waiting, WaitReason
 from orchestrator.domain.size import Size
@@ -203,18 +204,51 @@ async def test_who_holds_the_lease_may_raise_its_term_above_what_hosts_have_hear
     store, _ = kind.open()
     term = await held(store)
     assert await store.commit(term, Commit(jobs={A: a_job()})) == 1
-    assert await store.overtake("two", term, Term(40), 90, 30) is None, "another holds it"
-    assert await store.overtake("one", Term(term - 1), Term(40), 90, 30) is None, "that term was replaced"
-    assert (await store.load()).commits == 1, "and nothing was changed"
-    raised = await store.overtake("one", term, Term(40), 90, 30)
+    assert await store.overtake("two", term, Term(40), 30) is None, "another holds it"
+    assert await store.overtake("one", Term(term - 1), Term(40), 30) is None, "that term was replaced"
+    raised = await store.overtake("one", term, Term(40), 30)
     assert raised is not None and raised > 40
-    assert (await store.load()).commits == 90
+    assert (await store.load()).commits == 1
     with pytest.raises(StaleTerm):
         await store.commit(term, Commit(jobs={A: a_job(committed=Step(1))}))
-    assert await store.commit(raised, Commit(jobs={A: a_job(committed=Step(2))})) == 91
-    again = await store.overtake("one", raised, Term(3), 7, 30)
+    assert await store.commit(raised, Commit(jobs={A: a_job(committed=Step(2))})) == 2
+    again = await store.overtake("one", raised, Term(3), 30)
     assert again is not None and again > raised, "terms grow, whatever hosts have heard"
-    assert (await store.load()).commits == 91
+
+
+@running
+async def test_store_remembers_whose_reign_began_after_which_commit(kind: Kind) -> None:
+    store, _ = kind.open()
+    first = await store.acquire("one", 30, by="one a", at=1.5)
+    assert first is not None
+    await store.commit(first, Commit(jobs={A: a_job()}))
+    second = await store.acquire("one", 30, by="one b", at=2.25)
+    assert second is not None
+    begun = (
+        Reign(term=first, by="one a", commits=0, at=1.5),
+        Reign(term=second, by="one b", commits=1, at=2.25),
+    )
+    assert (await store.load()).reigns == begun
+    forgotten = Reign(term=Term(30), by="one of which the store knows nothing", commits=70, at=2.0)
+    raised = await store.overtake("one", second, Term(40), 30)
+    assert raised is not None and (await store.load()).reigns == begun, "until what led there is written too"
+    led = (*begun, forgotten, Reign(term=raised, by="one c", commits=90, at=3.0))
+    assert await store.commit(raised, Commit(jobs={A: a_job(committed=Step(5))}, reigns=led)) == 91
+    loaded = await store.load()
+    assert (loaded.reigns, loaded.commits) == (led, 91)
+    for number in range(2 * MAX_REIGNS):
+        await store.acquire("one", 30, by=f"{number}")
+    reigns = (await store.load()).reigns
+    assert [one.by for one in reigns] == [str(number) for number in range(MAX_REIGNS, 2 * MAX_REIGNS)]
+
+
+@running
+async def test_store_says_which_jobs_are_over(kind: Kind) -> None:
+    store, _ = kind.open()
+    term = await held(store)
+    await store.commit(term, Commit(jobs={A: a_job(), B: replace(a_job(), id=B, state=Succeeded(at=2.0))}))
+    assert await store.over([A, B, JobId("unheard-of")]) == {B}
+    assert await store.over([]) == frozenset()
 
 
 # --- commits --------------------------------------------------------------------------------------------------------------
@@ -623,13 +657,17 @@ def test_store_that_has_forgotten_what_it_confirmed_is_not_written(durable: Kind
         with pytest.raises(WentBack):
             await store.commit(term, Commit(jobs={A: a_job(committed=Step(8))}, history=(entry(3),)))
         assert await desk.get(A) == a_job() and len(await desk.history(A, "0", 10)) == 1, "as it was restored"
-        raised = await store.overtake("one", term, term, 2, 30)
+        raised = await store.overtake("one", term, term, 30)
         assert raised is not None and raised > term
-        assert await store.commit(raised, Commit(jobs={A: a_job(committed=Step(8))})) == 3
+        with pytest.raises(WentBack):
+            await store.commit(raised, Commit(jobs={A: a_job(committed=Step(8))}))
+        reigns = (Reign(term=raised, by="one", commits=2, at=5.0),)
+        assert await store.commit(raised, Commit(jobs={A: a_job(committed=Step(8))}, reigns=reigns)) == 3
+        assert (await store.load()).reigns == reigns
         await redis.set("everstep:term", term - 1)
         with pytest.raises(WentBack):  # from before this supervisor
             await store.commit(raised, Commit(jobs={A: a_job(committed=Step(9))}))
-        again = await store.overtake("one", raised, raised, 3, 30)
+        again = await store.overtake("one", raised, raised, 30)
         assert again is not None and again > raised
 
     test(durable)

@@ -1,4 +1,4 @@
-"""Ray's head is lost, in part or with everything around it: jobs train on with the processes they have."""
+"""Ray's head is lost, in part or with everything around it, or Redis forgets: jobs train on with their processes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from redis import Redis
 
 from api.client import Client
 from deploy.keeper import API, KEEPER, SUPERVISOR
 from deploy.local import LocalCluster, NodeSpec, status, up
 from orchestrator.adapters import ray_environment
+from orchestrator.adapters.embedded_redis import EmbeddedRedis
 from orchestrator.adapters.processes import identify, marked, wait_for_end
 from orchestrator.adapters.ray_environment import CLUSTER_MARK
 from orchestrator.adapters.ray_node import GCS, HEAD
+from orchestrator.adapters.redis_keys import LEASE
 from tests.tiny_job import TinyJob
 
 pytestmark = pytest.mark.timeout(300)
@@ -90,3 +93,32 @@ def test_everything_but_the_nodes_is_killed_and_up_takes_them_up(cluster: LocalC
     job.until(lambda view: view.step > step + 20)
     assert job.pids() == before and len(job.view().incidents) == incidents
     job.assert_every_step_once()
+
+
+def test_redis_is_put_back_to_before_a_recovery_while_no_supervisor_lives(cluster: LocalCluster, job: TinyJob) -> None:
+    """Last: what its curve had in between is lost with Redis."""
+    address = EmbeddedRedis(cluster.state_dir).address
+    redis = Redis(host=address.host, port=address.port, password=address.password)
+    keys = [key for key in redis.keys("everstep:*") if key != LEASE.encode()]
+    with redis.pipeline(transaction=True) as all_at_once:
+        for key in keys:
+            all_at_once.dump(key)
+        copied = {key: value for key, value in zip(keys, all_at_once.execute(), strict=True) if value is not None}
+    known = len(job.view().incidents)
+    job.client.inject({"kind": "kill", "job": job.id, "rank": 0})
+    job.until(lambda view: len(view.incidents) > known and view.incidents[-1].pause_s is not None)
+    job.trains_on(5)
+    before, step = job.pids(), job.view().step
+    killed = kill(cluster, SUPERVISOR)
+    with redis.pipeline(transaction=True) as put_back:
+        put_back.delete(*redis.keys("everstep:*"))
+        for key, value in copied.items():  # those that were to last for a while last for ever
+            put_back.restore(key, 0, value)
+        put_back.execute()
+    job.until(lambda _: runs_anew(cluster, killed))
+    job.until(lambda view: view.step > step + 20)
+    assert job.pids() == before, "as hosts remember; those that Redis knew of had ended"
+    view = job.view()
+    assert [incident.cause for incident in view.incidents[known:]] == ["rank_lost"] and not view.incidents[-1].rolled_back
+    told = job.client.history(job.id)
+    assert [entry.type for entry in told if entry.type == "store_went_back"], [entry.type for entry in told]

@@ -26,6 +26,7 @@ from orchestrator.domain.generation import RankReport, Settlement
 from orchestrator.domain.host_events import Envelope, FaultCarriedOut, HostEvent, JoinerAt, JoinFailed
 from orchestrator.domain.ids import Device, JobId, NodeId
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import Memo
 from orchestrator.domain.origin import Restore
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting
@@ -45,6 +46,7 @@ from tests import (
     paused,
     planned,
     queued,
+    remembered,
     samples,
     struck,
 )
@@ -120,6 +122,7 @@ FILES: dict[str, tuple[Any, Sequence[object]]] = {
     "struck-effects-1": (Effect, struck.EFFECTS),
     "struck-inputs-1": (Input, struck.INPUTS),
     "told-reports-1": (RankReport, samples.TOLD_REPORTS),
+    "memos-1": (Memo, remembered.MEMOS),
     "joins-1": (
         BeginJoin | StopAfter | EndJoin | JoinerAt | JoinFailed | Join | RankReport | Settlement,
         samples.JOINS,

@@ -14,17 +14,23 @@ from orchestrator.adapters.checkpoints import FolderCheckpoints
 from orchestrator.adapters.local_hosts import LocalHosts
 from orchestrator.adapters.memory import MemoryStore
 from orchestrator.adapters.plan_thread import ThreadPlanner
+from orchestrator.domain import codec
 from orchestrator.domain.events import CancelRequested, HistoryEntry, PriorityRequested
-from orchestrator.domain.ids import JobId
+from orchestrator.domain.host_events import Envelope
+from orchestrator.domain.ids import EffectId, Generation, JobId, NodeId, Term
+from orchestrator.domain.job import JobRecord
+from orchestrator.domain.memo import Kept, Memo, Reign
+from orchestrator.domain.requests import HostMessage
 from orchestrator.domain.spec import JobSpec
-from orchestrator.domain.state import Cancelled
-from orchestrator.ports import Commit, Probed
+from orchestrator.domain.state import Cancelled, Queued
+from orchestrator.ports import Commit, HostUnreachable, Probed
 from orchestrator.supervisor import run
 from orchestrator.supervisor.acting import World
 from orchestrator.supervisor.run import LeaseLost, Supervisor
 from tests.builders import a_profile, a_spec
 
 A, B, C = JobId("job-a"), JobId("job-b"), JobId("job-c")
+NODE = NodeId("n0")
 
 
 class Prober:
@@ -60,8 +66,8 @@ async def supervised(tmp_path: Path, store: Store) -> AsyncIterator[asyncio.Task
         await asyncio.gather(serving, return_exceptions=True)
 
 
-def a_supervisor(tmp_path: Path, store: Store) -> Supervisor:
-    cluster = LocalHosts(())
+def a_supervisor(tmp_path: Path, store: Store, cluster: LocalHosts | None = None) -> Supervisor:
+    cluster = cluster or LocalHosts(())
     world = World(
         store=store,
         cluster=cluster,
@@ -173,5 +179,64 @@ def test_one_whose_hosts_obey_a_later_supervisor_does_not_take_the_store_for_its
         with pytest.raises(LeaseLost, match="later supervisor"):
             await supervisor._write(Commit(cursor="1"))
         assert store._term == term - 1 and not store._jobs
+
+    running(scenario)
+
+
+class Silent(LocalHosts):
+    """One host that answers nobody at first, and remembers more of job A than the store."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.is_silent, self.has_refused = True, asyncio.Event()
+        self.asked: list[object] = []
+        """Whatever the host was asked for, polls included."""
+
+    async def hosts(self) -> tuple[tuple[JobId, NodeId], ...]:
+        return ((A, NODE),)
+
+    async def ask(self, job: JobId, node: NodeId) -> Kept:
+        if self.is_silent:
+            self.has_refused.set()
+            raise HostUnreachable("nobody answers")
+        record = JobRecord(id=A, spec=a_spec(), state=Queued(reason="test"), created_at=1.0, hosts=frozenset({NODE}))
+        reign = Reign(term=Term(3), by="forgotten", commits=10, at=5.0)
+        memo = Memo(reigns=(reign,), commits=40, record=record.changed({"generation": Generation(9)}))
+        return Kept(job=A, node=NODE, term=Term(3), memo=memo)
+
+    async def poll(
+        self, job: JobId, node: NodeId, term: Term, after: int, acked: int, wait_s: float, memo: str = ""
+    ) -> tuple[Envelope, ...]:
+        self.asked.append((term, codec.loads(Memo, memo.encode()).record if memo else None))
+        await asyncio.sleep(wait_s)
+        return ()
+
+    async def call(
+        self, job: JobId, node: NodeId, term: Term, effect: EffectId, request: HostMessage, memo: str = ""
+    ) -> None:
+        self.asked.append(request)
+
+
+def test_host_that_answers_late_and_remembers_more_has_its_supervisor_begin_anew(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        term = await store.acquire("this", 60.0)
+        assert term is not None
+        known = JobRecord(id=A, spec=a_spec(), state=Queued(reason="test"), created_at=1.0, hosts=frozenset({NODE}))
+        await store.commit(term, Commit(jobs={A: known}))
+        cluster = Silent()
+        first = asyncio.create_task(a_supervisor(tmp_path, store, cluster).serve())
+        await cluster.has_refused.wait()  # when the supervisor began
+        cluster.is_silent = False
+        with pytest.raises(BaseExceptionGroup) as ended:
+            async with asyncio.timeout(60.0):
+                await first
+        assert ended.group_contains(LeaseLost, match="begins with them")
+        assert not cluster.asked, "of a host that remembers more nothing is asked"
+        second = asyncio.create_task(a_supervisor(tmp_path, store, cluster).serve())
+        await until(store, A, "store_went_back")
+        assert (await store.get(A)).generation == 9 and store._term > 3
+        assert "forgotten" in [one.by for one in store._reigns], "what led there is known again"
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
 
     running(scenario)
