@@ -264,7 +264,9 @@ class Host:
         if local := order.spec.checkpoint.local:
             mine = own_folder(local, order.node, place(order.checkpoint_dir))
             self._sweeping = asyncio.ensure_future(asyncio.to_thread(_sweep_left, mine))
-        self._lookout = Lookout(tells_waits=recovery.backend == "links", hang_s=recovery.hang_s)
+        self._lookout = Lookout(
+            tells_waits=recovery.backend == "links", waits_inside=recovery.backend == "nccl", hang_s=recovery.hang_s
+        )
         self._watch_ranks()
 
     def _form(self, form: FormGeneration) -> None:

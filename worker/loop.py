@@ -104,7 +104,7 @@ class Trainer:
         with self._noting(form.generation):
             held = kept.fill(session, plan_buckets, form.restore, self._progress)
         moved = perf_counter()
-        data = DataAxis(session, plan_buckets, buffers, gradients, held)
+        data = DataAxis(session, plan_buckets, buffers, gradients, held, self._progress)
         data.gather()
         gathered = perf_counter()
         self._copies = Copies(session, self._spec.recovery)

@@ -58,6 +58,13 @@ def test_reader_sees_phase_group_and_wait(page: tuple[PageWriter, PageReader]) -
     after = reader.look()
     assert (after.in_wait, after.collective) == (False, 2)
     assert after.group == ("a-much-longer" * 29)[:256]
+    writer.behind(True)
+    assert reader.glance().is_behind
+    writer.behind(False)
+    assert not reader.glance().is_behind
+    writer.behind(True)
+    writer.phase(Phase.REDUCE, Generation(3), Step(41))
+    assert not reader.glance().is_behind, "whatever raised in between"
 
 
 def test_a_long_wait_tells_whom_it_is_for_until_it_is_over(page: tuple[PageWriter, PageReader]) -> None:

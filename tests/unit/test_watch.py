@@ -21,6 +21,7 @@ class Scene:
     """One rank in generation 3, looked at every tenth of a second; its clock is the page's."""
 
     tells_waits: bool = True
+    waits_inside: bool = False
     now: float = 100.0
     glance: Glance = field(
         default_factory=lambda: Glance(
@@ -33,6 +34,7 @@ class Scene:
             waiting_since=99.0,
             told_at=0.0,
             quiet_since=0.0,
+            is_behind=False,
             has_passed=True,
         )
     )
@@ -41,7 +43,7 @@ class Scene:
     """How long after the beginning, and what."""
 
     def __post_init__(self) -> None:
-        self.watch = Watch(Generation(3), self.now, tells_waits=self.tells_waits)
+        self.watch = Watch(Generation(3), self.now, tells_waits=self.tells_waits, waits_inside=self.waits_inside)
         self.began = self.now
 
     def see(self, seconds: float, live: Callable[[float], None] = lambda _: None, every_s: float = LOOK_S) -> Scene:
@@ -184,6 +186,26 @@ def test_who_is_given_no_cpu_is_never_guilty() -> None:
     scene = Scene()
     scene.see(60.0, scene.starve)
     assert not scene.told and scene.opinion.still_s > 50
+
+
+def test_who_sleeps_behind_its_own_device_works_until_that_hangs() -> None:
+    """A micro-batch of seconds, in a generation that has taught nothing yet."""
+    scene = Scene().move(is_behind=True).see(FLOORS[Kind.STEP].burning_s - 0.5)
+    assert not scene.told
+    assert scene.see(1.0).told and scene.opinion.is_guilty
+    awake = Scene().move(is_behind=True).see(1.0)
+    awake.glance = replace(awake.glance, is_behind=False)
+    awake.see(FLOORS[Kind.STEP].asleep_s + 0.5)
+    assert awake.told and "slept outside any wait" in awake.told[0][1], "it does not sleep for its device any more"
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_where_devices_wait_for_each_other_none_is_guilty_of_being_slow(is_behind: bool) -> None:
+    scene = Scene(tells_waits=False, waits_inside=True).move(is_behind=is_behind)
+    scene.see(FLOORS[Kind.STEP].burning_s + 0.5, scene.burn)
+    assert scene.told and scene.opinion.in_wait and not scene.opinion.is_guilty
+    asleep = Scene(tells_waits=False, waits_inside=True).see(FLOORS[Kind.STEP].asleep_s + 0.5)
+    assert asleep.told and asleep.opinion.is_guilty, "no device is to blame for that"
 
 
 def test_who_shares_a_cpu_is_judged_by_what_it_used() -> None:
