@@ -128,6 +128,10 @@ def test_survivors_of_a_recovery_are_spared_where_they_hold_the_last_copy() -> N
     bench.exited(owner)
     bench.tell(asked(device=mirror))
     assert last(bench).verdict is Verdict.REFUSED
+    # A successor has been forked and holds nothing yet; who has reported may still be killed, where others hold the same.
+    bench.prepared()
+    bench.tell(asked(device=mirror))
+    assert last(bench).verdict is Verdict.REFUSED
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,11 @@ def test_where_waits_do_not_tell_whom_they_are_for_a_standstill_is_no_verdict_on
     assert isinstance(judged(4, sights), Standstill)
 
 
+def test_where_waits_name_a_group_alone_two_that_wait_in_different_ones_are_no_circle() -> None:
+    """On gloo each is waited for by the other, as far as groups tell; a message may be what is missing."""
+    assert isinstance(MISMATCH.judged(tells=False), Standstill)
+
+
 def test_a_rank_that_takes_long_is_at_work_until_its_own_host_says_otherwise() -> None:
     stall = Stall(8, [tuple(range(8))], stuck={3: 0})
     sights = stall.sights()

@@ -146,7 +146,13 @@ def test_what_was_learned_goes_with_the_generation() -> None:
 
 @pytest.mark.parametrize(
     ("phase", "has_passed", "seconds"),
-    [(Phase.COMPUTE, False, 7.0), (Phase.SAVE, True, 15.0), (Phase.RESTORE, False, 9.0), (Phase.FORM, False, 4.0)],
+    [
+        (Phase.COMPUTE, False, 7.0),
+        (Phase.SAVE, True, 15.0),
+        (Phase.RESTORE, False, 9.0),
+        (Phase.FORM, False, 4.0),
+        (Phase.EVALUATE, True, 7.0),
+    ],
 )
 def test_a_slow_first_step_save_or_restore_is_no_hang_and_a_very_slow_one_is(
     phase: Phase, has_passed: bool, seconds: float
@@ -174,12 +180,37 @@ def test_a_job_may_set_a_floor_of_its_own_which_stopped_processes_have_no_part_i
 
 
 def test_an_evaluation_that_computes_for_long_is_no_hang_and_an_endless_loop_is() -> None:
+    scene = Scene().steps(0.2).move(phase=Phase.EVALUATE)
+    scene.see(100.0, scene.burn)
+    assert not scene.told
+    scene.see(25.0, scene.burn)
+    assert scene.opinion.is_guilty and "of CPU without progress" in scene.opinion.why
+
+
+def test_a_step_that_computes_for_long_is_no_hang_and_an_endless_loop_is() -> None:
     scene = Scene()
     scene.steps(0.2)
     scene.see(7.0, scene.burn)
     assert not scene.told
     scene.see(5.0, scene.burn)
     assert scene.opinion.is_guilty and "of CPU without progress" in scene.opinion.why
+
+
+@pytest.mark.parametrize(("kind", "phase"), [(Kind.EVALUATION, Phase.EVALUATE), (Kind.SAVE, Phase.SAVE)])
+def test_each_kind_of_phase_learns_a_limit_of_its_own(kind: Kind, phase: Phase) -> None:
+    scene = Scene()
+    for _ in range(2):
+        scene.steps(0.2).move(phase=phase).see(5.0).move(phase=Phase.COMPUTE)
+    assert not scene.told
+    assert scene.watch.limits(kind).asleep_s == pytest.approx(25.0, abs=2.0)
+    assert scene.watch.limits(Kind.STEP).asleep_s == FLOORS[Kind.STEP].asleep_s, "a step is no longer for that"
+
+
+def test_a_rank_that_is_still_in_the_generation_before_teaches_nothing() -> None:
+    scene = Scene()
+    scene.watch = Watch(Generation(4), scene.now, tells_waits=True)
+    scene.see(4.0).move(generation=Generation(4))
+    assert not scene.told and scene.watch.limits(Kind.FORM) == FLOORS[Kind.FORM]
 
 
 def test_who_is_given_no_cpu_is_never_guilty() -> None:
