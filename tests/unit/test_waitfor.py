@@ -252,7 +252,7 @@ def test_ranks_that_look_for_each_other_and_do_not_find_each_other_have_lost_the
 def test_what_a_peer_does_not_take_is_lost_where_it_waits_and_its_own_doing_where_it_does_not() -> None:
     sights = Stall(2, [(0, 1)], cut={(0, 1)}).sights()
     sends = replace(sights[at(0)], traffic={Rank(1): Traffic(sent=3, unsent=True)})
-    waits = replace(sights[at(1)], in_wait=True, traffic={Rank(0): Traffic(sent=4, received=3, awaits=True)})
+    waits = replace(sights[at(1)], in_wait=True, traffic={Rank(0): Traffic(sent=0, received=3, awaits=True)})
     assert isinstance(judged(2, {at(0): sends, at(1): waits}), LinksLost)
     hangs = replace(waits, in_wait=False, traffic={}, is_guilty=True, why="has slept")
     assert isinstance(judged(2, {at(0): sends, at(1): hangs}), Culprits)

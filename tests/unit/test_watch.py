@@ -209,7 +209,7 @@ def test_each_kind_of_phase_learns_a_limit_of_its_own(kind: Kind, phase: Phase) 
 def test_a_rank_that_is_still_in_the_generation_before_teaches_nothing() -> None:
     scene = Scene()
     scene.watch = Watch(Generation(4), scene.now, tells_waits=True)
-    scene.see(4.0).move(generation=Generation(4))
+    scene.see(4.0).move(generation=Generation(4)).see(LOOK_S)
     assert not scene.told and scene.watch.limits(Kind.FORM) == FLOORS[Kind.FORM]
 
 
