@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -42,19 +42,21 @@ def holdings_of(plan: Plan, device: Device, step: Step = STEP) -> Holdings:
 
 @dataclass
 class Transfer:
-    """A generation's session in which the donor sends what it was told to, until its process ends.
+    """A generation's session in which donors send what they were told to, until a process ends.
 
-    lives: messages that arrive; after those it is lost, with the next ones under way.
+    lost: numbers of the messages that its end cuts short.
     """
 
     source: Holdings
     restore: FromMemory
-    lives: int = 1 << 30
+    lost: Container[int] = ()
     generation: Generation = Generation(2)
     mirrored: Rank | None = None
     received: int = 0
     """Elements."""
     messages: list[list[Interval]] = field(default_factory=list)
+    number: int = 0
+    """Of the next message."""
 
     def __post_init__(self) -> None:
         self.messages = relayout.messages([move.interval for move in self.restore.moves if move.target == ME], MESSAGE)
@@ -70,8 +72,8 @@ class Transfer:
     def post(self, sends: Sequence[object], receives: Sequence[tuple[Rank, torch.Tensor]]) -> Arrival:
         assert not sends
         ((_, room),) = receives
-        cut = self.messages.pop(0)
-        is_whole, self.lives = self.lives > 0, self.lives - 1
+        cut, is_whole = self.messages[self.number], self.number not in self.lost
+        self.number += 1
         values = relayout.packed([self.source], cut)
         half = values.shape[1] if is_whole else values.shape[1] // 2
         room.fill_(-1.0)
@@ -121,7 +123,7 @@ def fill(kept: Kept, transfer: Transfer) -> Holdings:
 @pytest.mark.parametrize("lives", [0, 1, 4])
 def test_a_transfer_whose_donor_dies_goes_on_where_it_was(lives: int) -> None:
     kept, source = a_kept(), holdings_of(OLD, DONOR)
-    first = Transfer(source, restore_with(), lives=lives)
+    first = Transfer(source, restore_with(), lost=range(lives, 100))
     came = joined(interval for message in first.messages[:lives] for interval in message)
     total = sum(len(interval) for message in first.messages for interval in message)
     with pytest.raises(PeerLost):
@@ -136,10 +138,22 @@ def test_a_transfer_whose_donor_dies_goes_on_where_it_was(lives: int) -> None:
         assert torch.equal(torch.cat(held.views(piece.interval), 1), torch.cat(source.views(piece.interval), 1))
 
 
+def test_what_others_had_sent_by_then_counts_too() -> None:
+    """Several messages are under way at once, and one donor's end cuts only its own short."""
+    kept = a_kept()
+    transfer = Transfer(holdings_of(OLD, DONOR), restore_with(), lost=(2,))
+    with pytest.raises(PeerLost):
+        fill(kept, transfer)
+    came = [message for number, message in enumerate(transfer.messages[: transfer.number]) if number != 2]
+    arrived = kept.arrived()
+    assert arrived is not None and len(came) == 4
+    assert arrived.intervals == joined(interval for message in came for interval in message)
+
+
 def test_what_had_arrived_of_another_step_is_not_used() -> None:
     kept, source = a_kept(), holdings_of(OLD, DONOR)
     with pytest.raises(PeerLost):
-        fill(kept, Transfer(source, restore_with(), lives=3))
+        fill(kept, Transfer(source, restore_with(), lost=range(3, 100)))
     later = FromMemory(step=Step(8), answer=an_answer(8), moves=restore_with().moves)
     transfer = Transfer(source, later)
     held = fill(kept, transfer)
@@ -187,10 +201,18 @@ def test_an_update_is_applied_once_however_often_it_is_told() -> None:
     assert holdings.step == 7 and torch.equal(holdings.state, before)
 
 
+def test_memory_whose_update_was_cut_short_is_none() -> None:
+    kept = a_kept()
+    holdings = voted(kept, 7, held=6)
+    holdings.torn = True
+    kept.settle(told(7))
+    assert kept.whole is None and holdings.step == 6
+
+
 def test_memory_of_steps_that_are_rolled_back_is_gone() -> None:
     kept = a_kept()
     with pytest.raises(PeerLost):
-        fill(kept, Transfer(holdings_of(OLD, DONOR), restore_with(), lives=3))
+        fill(kept, Transfer(holdings_of(OLD, DONOR), restore_with(), lost=range(3, 100)))
     voted(kept, 7, held=7)
     answer = Answer(step=Step(5), norm=1.0, losses=(1.0,), maxima=(2.0,))
     kept.settle(FromCheckpoint(checkpoint=CheckpointRef(step=Step(5), generation=Generation(1), path="/5", answer=answer)))

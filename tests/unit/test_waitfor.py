@@ -254,6 +254,18 @@ def test_what_a_peer_does_not_take_is_lost_where_it_waits_and_its_own_doing_wher
     sends = replace(sights[at(0)], traffic={Rank(1): Traffic(sent=3, unsent=True)})
     waits = replace(sights[at(1)], in_wait=True, traffic={Rank(0): Traffic(sent=0, received=3, awaits=True)})
     assert isinstance(judged(2, {at(0): sends, at(1): waits}), LinksLost)
+    # Whoever does not take it may be waiting for somebody else, and in the end for who cannot get it through.
+    ring = {
+        0: {1: Traffic(sent=3, unsent=True), 2: Traffic(sent=1, received=2)},
+        1: {0: Traffic(sent=2, received=2), 2: Traffic(sent=1, received=1, awaits=True)},
+        2: {0: Traffic(sent=2, received=1, awaits=True), 1: Traffic(sent=1, received=1)},
+    }
+    lost = {
+        at(rank): replace(sends, device=at(rank), traffic={Rank(p): t for p, t in traffic.items()})
+        for rank, traffic in ring.items()
+    }
+    found = judged(3, lost)
+    assert isinstance(found, LinksLost) and found.pairs == ((at(0), at(1)),)
     hangs = replace(waits, in_wait=False, traffic={}, is_guilty=True, why="has slept")
     assert isinstance(judged(2, {at(0): sends, at(1): hangs}), Culprits)
 
