@@ -256,7 +256,7 @@ def test_what_a_peer_does_not_take_is_lost_where_it_waits_and_its_own_doing_wher
     assert isinstance(judged(2, {at(0): sends, at(1): waits}), LinksLost)
     # Whoever does not take it may be waiting for somebody else, and in the end for who cannot get it through.
     ring = {
-        0: {1: Traffic(sent=3, unsent=True), 2: Traffic(sent=1, received=2)},
+        0: {1: Traffic(sent=3, received=2, unsent=True), 2: Traffic(sent=1, received=2)},
         1: {0: Traffic(sent=2, received=2), 2: Traffic(sent=1, received=1, awaits=True)},
         2: {0: Traffic(sent=2, received=1, awaits=True), 1: Traffic(sent=1, received=1)},
     }
