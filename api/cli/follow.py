@@ -44,7 +44,7 @@ def follow(client: Client, job_id: str, console: Console, on_step: OnStep | None
         _run(client, watch, on_step, lambda event: _print_plainly(console, watch, event))
         watch.job = client.wait(job_id)
         for incident in watch.job.incidents:
-            console.print(render.incident_table(incident), soft_wrap=True)
+            console.print(render.incident_table(incident))
     console.print(render.outcome(watch.job))
     return watch.job
 

@@ -32,7 +32,7 @@ class Clock:
 
     def after(self, delay_s: float, do: Callable[[], None]) -> Timer:
         timer = Timer(do)
-        heapq.heappush(self._queue, (self.now + max(0.0, delay_s), next(self._numbers), timer))
+        heapq.heappush(self._queue, (self.now + delay_s if delay_s > 0.0 else self.now, next(self._numbers), timer))
         return timer
 
     def advance(self) -> bool:

@@ -7,15 +7,21 @@ fault is carried out and what becomes of it (faulting.py).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Set
 
 from orchestrator.domain.faults import ON_RANKS, FaultKind, FaultRequested, Injected, Verdict
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.layout import layout, transfers
 from orchestrator.domain.plan import Plan, Seat
-from orchestrator.domain.state import Reforming, Running, Starting
+from orchestrator.domain.profile import Profile
+from orchestrator.domain.state import Reforming
 
 from .draft import Draft
 from .forming import at_work
+
+Holders = list[tuple[Device, Generation, Plan]]
+"""Whose memory holds what the layout of its generation's plan gives it."""
+
 
 DESTRUCTIVE = frozenset(
     {
@@ -115,14 +121,14 @@ def _last_copies(draft: Draft, hit: tuple[Device, ...]) -> int:
     failing = {device for one in still_open(draft) if _is_at_risk(draft, one) for device in one.devices} | set(hit)
     if isinstance(state, Reforming):
         failing |= state.lost
-    mirrors = record.spec.recovery.mirrors
-    holders = _holders(draft)
-    layouts = {g: layout(plan, record.profile, mirrors=mirrors) for g, plan in {g: plan for _, g, plan in holders}.items()}
+    return max(_lost(holders, record.profile, record.spec.recovery.mirrors, failing) for holders in _holders(draft))
+
+
+def _lost(holders: Holders, profile: Profile, mirrors: int, failing: Set[Device]) -> int:
+    layouts = {g: layout(plan, profile, mirrors=mirrors) for g, plan in {g: plan for _, g, plan in holders}.items()}
     sources = {device: layouts[g].held(device) for device, g, _ in holders if device not in failing}
-    if not layouts:
-        return 0
-    found = transfers(sources, layouts[max(layouts)])
-    return sum(len(interval) for interval in found.missing)
+    found = transfers(sources, layouts[max(layouts)]) if layouts else None
+    return sum(len(interval) for interval in found.missing) if found else 0
 
 
 def _is_at_risk(draft: Draft, one: Injected) -> bool:
@@ -135,19 +141,23 @@ def _is_at_risk(draft: Draft, one: Injected) -> bool:
     return draft.record.committed < one.step + 2
 
 
-def _holders(draft: Draft) -> list[tuple[Device, Generation, Plan]]:
-    """Whose memory counts: the running generation's, or that of the one being closed.
+def _holders(draft: Draft) -> list[Holders]:
+    """Whose memory counts: the running generation's, or that of the one being closed. Where the next was told to form its
+    ranks may already have let go of what they held before, so that each of the two has to be enough.
 
     Of a job that starts the seed gives everything again, but by the time the fault strikes steps may be committed.
     """
     record, state = draft.record, draft.state
-    if isinstance(state, Reforming):
-        generation, settlement = state.closing.generation, state.closing.settlement
-        if settlement is not None:
-            return [(d, g, record.plans[g]) for d, g in settlement.holders if g in record.plans]
-        plan = record.plans.get(generation)
-        return [(device, generation, plan) for device in plan.devices] if plan else []
-    if isinstance(state, Running):
-        return [(device, state.generation, state.plan) for device in state.plan.devices]
-    assert isinstance(state, Starting)
-    return [(device, state.forming.generation, state.forming.plan) for device in state.forming.plan.devices]
+    at_it = at_work(draft)
+    formed = [_everybody(*at_it)] if at_it is not None else []
+    if not isinstance(state, Reforming):
+        return formed
+    generation, settlement = state.closing.generation, state.closing.settlement
+    if settlement is not None:
+        return [[(d, g, record.plans[g]) for d, g in settlement.holders if g in record.plans], *formed]
+    plan = record.plans.get(generation)
+    return [_everybody(generation, plan) if plan else [], *formed]
+
+
+def _everybody(generation: Generation, plan: Plan) -> Holders:
+    return [(device, generation, plan) for device in plan.devices]

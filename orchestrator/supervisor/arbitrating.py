@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter, is_
 
 from orchestrator.domain.cluster import Node, NodeStatus
 from orchestrator.domain.ids import Device, JobId, NodeId
@@ -23,11 +24,12 @@ MAX_WAITING = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arbitrated:
-    """An answer and what it was given to. claims: by the record each was made from."""
+    """An answer and what it was given to. claims: by the record each was made from. about: see arbitrated."""
 
     snapshot: Snapshot
     answer: Arbitration
     claims: Mapping[JobId, tuple[JobRecord, Claim | None]] = field(default_factory=dict)
+    about: tuple[object, ...] = ()
 
     def allotment(self, job: JobId) -> Allotment | None:
         return self.answer.allotments.get(job)
@@ -36,7 +38,7 @@ class Arbitrated:
 def arbitrated(
     before: Arbitrated | None,
     records: Iterable[JobRecord],
-    nodes: Iterable[Node],
+    nodes: tuple[Node, ...],
     closed: frozenset[NodeId],
     left: frozenset[NodeId],
     out: frozenset[Device],
@@ -47,7 +49,10 @@ def arbitrated(
     claims: dict[JobId, tuple[JobRecord, Claim | None]] = {}
     for record in records:
         old = known.get(record.id)
-        claims[record.id] = old if old is not None and old[0] is record else (record, claim_of(record))
+        claims[record.id] = (record, old[1] if old is not None and _claims_the_same(old[0], record) else claim_of(record))
+    about = (nodes, closed, left, out, quotas)
+    if before is not None and before.about == about and _are_same(before.claims, claims):
+        return Arbitrated(snapshot=before.snapshot, answer=before.answer, claims=claims, about=about)
     up = [node for node in nodes if node.status is NodeStatus.UP]
     snapshot = Snapshot(
         devices=_devices((node for node in up if node.id not in closed), out),
@@ -56,8 +61,28 @@ def arbitrated(
         quotas={name: one.max_devices for name, one in quotas.items() if one.max_devices is not None},
     )
     if before is not None and before.snapshot == snapshot:
-        return replace(before, claims=claims)
-    return Arbitrated(snapshot=snapshot, answer=arbitrate(snapshot), claims=claims)
+        return Arbitrated(snapshot=before.snapshot, answer=before.answer, claims=claims, about=about)
+    return Arbitrated(snapshot=snapshot, answer=arbitrate(snapshot), claims=claims, about=about)
+
+
+CLAIMED_FROM = (
+    *("state", "turn", "pids", "target", "spares", "spec", "size", "pause", "hosts", "avoided", "barred", "profile"),
+    *("plans", "incidents", "join", "planning", "considered", "created_at", "id"),
+)
+"""Of a record, all that claim_of looks at: a committed step changes none of it."""
+_read = attrgetter(*CLAIMED_FROM)
+
+
+def _claims_the_same(old: JobRecord, new: JobRecord) -> bool:
+    return old is new or all(map(is_, _read(old), _read(new)))
+
+
+def _are_same(
+    old: Mapping[JobId, tuple[JobRecord, Claim | None]], new: Mapping[JobId, tuple[JobRecord, Claim | None]]
+) -> bool:
+    if len(old) != len(new):
+        return False
+    return all(a == b and one[1] is other[1] for (a, one), (b, other) in zip(old.items(), new.items(), strict=True))
 
 
 def _devices(nodes: Iterable[Node], out: frozenset[Device]) -> dict[Device, str]:

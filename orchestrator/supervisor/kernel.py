@@ -152,6 +152,8 @@ class _Cycle:
         self.drafts: dict[JobId, Draft] = {}
         self.loose: list[Loose] = []
         self._claims: dict[JobId, tuple[tuple[object, ...], frozenset[Device]]] = {}
+        self._had: dict[JobId, frozenset[Device]] = {}
+        """What each that has changed claimed before this step."""
         self._free: dict[JobId, tuple[tuple[object, ...], frozenset[Device]]] = {}
         self._sizes: tuple[object, dict[NodeId, int]] = None, {}
         self._its_kinds: tuple[object, dict[NodeId, str]] = None, {}
@@ -397,7 +399,11 @@ class _Cycle:
 
     def _free_for(self, job: JobId) -> frozenset[Device]:
         draft = self._draft(job)
-        mine = self._claimed_by(job) if draft.before is draft.record else self._claimed_by(job) | claimed(draft.before)
+        mine = self._claimed_by(job)
+        if draft.before is not draft.record:
+            if job not in self._had:
+                self._had[job] = claimed(draft.before)
+            mine |= self._had[job]
         if self.nodes is None:  # what it holds is all that it is known to have
             return mine - self.ward.out
         answer, out, taken = self._arbitration(), self.ward.out, self._taken_by_others(job)
@@ -437,7 +443,7 @@ class _Cycle:
                 self.cordons.closed_to(()) | self.admissions.unfit,
                 self.cordons.draining,
                 self.ward.out,
-                self.projects,
+                dict(self.projects),
             )
         return self.arbitrated
 

@@ -14,7 +14,9 @@ from orchestrator.domain.generation import NotFinite
 from orchestrator.domain.host_events import FaultCarriedOut
 from orchestrator.domain.ids import Device, JobId, NodeId, Step
 from orchestrator.domain.layout import partners
+from orchestrator.domain.plan import Plan, Stage
 from orchestrator.domain.requests import InjectFault
+from orchestrator.domain.state import Reforming
 from orchestrator.supervisor.faulting import MAX_INJECTED, QUIET_S, QUIET_STEPS
 from tests.builders import JOB, Bench, a_report
 
@@ -51,6 +53,13 @@ def recovered(bench: Bench) -> Bench:
     return bench.prepared().ready().passed(4)
 
 
+def on_one_node(plan: Plan, node: NodeId) -> Plan:
+    def moved(stage: Stage) -> Stage:
+        return replace(stage, devices=tuple(Device(node, plan.seat_of[device].rank) for device in stage.devices))
+
+    return replace(plan, pipelines=tuple(replace(p, stages=tuple(map(moved, p.stages))) for p in plan.pipelines))
+
+
 def test_selectors_narrow_it_down_and_the_seed_picks_among_the_rest() -> None:
     bench = trained()
     seats = {seat.device: seat for seat in bench.plan.seats}
@@ -84,6 +93,18 @@ def test_what_mirrors_do_not_cover_is_refused_unless_asked_for() -> None:
     assert not hit(bench) and last(bench).verdict is Verdict.REFUSED
     assert "would destroy the only copies of" in last(bench).why and "ask beyond mirrors" in last(bench).why
     assert hit(bench.tell(asked(device=mirror, beyond_mirrors=True))) == [mirror]
+
+
+def test_ranks_that_were_told_to_form_may_have_let_go_of_what_they_held_before() -> None:
+    bench = trained().exited(trained().device(2))
+    bench.all_report(lambda device: a_report(device, generation=1, voted=3, passed=3, held=3)).prepared()
+    state = bench.record.state
+    assert isinstance(state, Reforming) and state.forming is not None and state.forming.formed
+    plan = on_one_node(state.forming.plan, NodeId("n9"))
+    crowded = replace(state, forming=replace(state.forming, plan=plan))
+    bench.kernel = replace(bench.kernel, jobs={JOB: replace(bench.record, state=crowded)})
+    bench.tell(asked(FaultKind.NODE_KILL, node=NodeId("n9")))
+    assert last(bench).verdict is Verdict.REFUSED and "would destroy the only copies of" in last(bench).why
 
 
 def test_a_flipped_bit_is_not_copied_before_copies_were_compared() -> None:
