@@ -119,8 +119,7 @@ class World(Place):
         """One of those that trained, and neither has a copy of what the first loss took nor had one of its own there."""
         for job, record in self.records().items():
             state = record.state
-            plan = record.plans.get(state.closing.generation) if isinstance(state, Reforming) else None
-            if plan is None:
+            if not isinstance(state, Reforming) or (plan := record.plans.get(state.closing.generation)) is None:
                 continue
             mirror, ranks = partners(plan), {d: rank for host in self.living(job) for d, rank in host.ranks.items()}
             left = {d for d in plan.devices if d in ranks and ranks[d].alive and ranks[d].born <= state.closing.generation}
