@@ -8,7 +8,7 @@ WEB := $(shell find api/web -name node_modules -prune -o -type f -print)
 # Node is a PyPI wheel; its npm finds it by the path.
 NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix api/web
 
-.PHONY: setup demo test soak soak-sim lint lint-python lint-web check format client clean
+.PHONY: setup demo test soak soak-sim lint lint-python lint-web check format client pins audit clean
 
 setup: $(STAMP)
 
@@ -55,9 +55,18 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-client: $(STAMP)  ## What the dashboard knows of the API, after a change of routes or shapes.
+client: $(STAMP)  ## What the dashboard knows of the API, after a change of routes or shapes; and the client that awaits nothing.
+	$(BIN)/python -m deploy.sync_client
 	$(BIN)/python -m deploy.describe > api/web/openapi.json
 	$(NPM) run --silent client
+
+pins: $(STAMP)  ## The versions that the image is built with: those of this environment, once the tests have passed in it.
+	$(BIN)/python -m deploy.bom --pins > deploy/constraints.txt
+
+audit: $(STAMP)  ## Asks the advisory databases about those versions and about the page's; needs a network that reaches them.
+	$(BIN)/python -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install --quiet pip-audit
+	$(VENV)/audit/bin/pip-audit --no-deps --disable-pip --requirement deploy/constraints.txt
+	$(NPM) audit --audit-level=high
 
 clean:
 	rm -rf $(VENV) api/static api/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

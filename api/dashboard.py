@@ -13,7 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 BUILT = Path(__file__).parent / "static"
-PAGES = ("/", "/jobs", "/jobs/{rest:path}", "/nodes", "/plans", "/faults")
+PAGES = ("/", "/jobs", "/jobs/{rest:path}", "/nodes", "/plans", "/webhooks", "/webhooks/{rest:path}", "/faults")
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -60,7 +60,7 @@ class _Assets(StaticFiles):
 
 def is_page(path: str) -> bool:
     """Whether it is the dashboard's: what anybody may read, because nothing is in it."""
-    return path in ("/", "/jobs", "/nodes", "/plans", "/faults") or path.startswith(("/jobs/", "/assets/"))
+    return path in PAGES or path.startswith(("/jobs/", "/webhooks/", "/assets/"))
 
 
 def install(app: FastAPI, built: Path = BUILT) -> None:

@@ -23,9 +23,9 @@ from pydantic import BaseModel
 from orchestrator.domain.access import LOCAL, Principal
 from orchestrator.domain.errors import EverstepError, NotFound, Refused
 from orchestrator.domain.events import HistoryEntry, StepRecord
-from orchestrator.domain.ids import JobId
+from orchestrator.domain.ids import JobId, NodeId
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.kinds import DeviceKind
+from orchestrator.domain.kinds import DeviceKind, table
 from orchestrator.ports import Desk, Gap
 
 from . import projections, views
@@ -44,7 +44,7 @@ SELDOM_S = 5.0
 SOON_S = 0.1
 """After news of a job its page is told, at most this often."""
 FIGURES_S = 5.0
-MOVING = {"step": 0, "loss": None, "tokens_per_s": None, "typical_step_s": None, "goodput": None}
+MOVING = {"step": 0, "loss": None, "tokens_per_s": None, "typical_step_s": None, "mfu": None, "goodput": None}
 """With every step; told this often where nothing else has changed."""
 MAX_WAITING = 2000
 RETRY_MS = 1000
@@ -81,6 +81,7 @@ class Lookout:
         """kinds: of device, besides those that everybody knows."""
         self._desk = desk
         self._kinds = kinds
+        self._table = table(kinds)
         self._sights: dict[frozenset[str], _Sight] = {}
         self._nodes: list[views.NodeView] = []
         self._looked_at = 0.0
@@ -95,6 +96,12 @@ class Lookout:
                 await self._look_at_jobs(sight, principal)
                 self._forget()
             return sight.jobs, self._nodes
+
+    async def mfu(self, record: JobRecord) -> float | None:
+        """Raises Unavailable."""
+        async with self._lock:
+            await self._look_at_nodes()
+        return projections.mfu(record, {NodeId(node.id): node.kind for node in self._nodes}, self._table)
 
     async def _look_at_jobs(self, sight: _Sight, principal: Principal) -> None:
         found: list[JobRecord] = []
@@ -135,7 +142,7 @@ async def live_stream(
         asyncio.ensure_future(_ending(told, part))
         for part in (
             _states(lookout, principal),
-            *(part for job, place in after.items() for part in _watch(desk, job, place)),
+            *(part for job, place in after.items() for part in _watch(desk, lookout, job, place)),
         )
     ]
     try:
@@ -169,9 +176,9 @@ async def _ending(told: asyncio.Queue[Message | None], part: AsyncIterator[Messa
             await part.aclose()
 
 
-def _watch(desk: Desk, job: JobId, after: str) -> tuple[AsyncIterator[Message], ...]:
+def _watch(desk: Desk, lookout: Lookout, job: JobId, after: str) -> tuple[AsyncIterator[Message], ...]:
     stirred = asyncio.Event()
-    return _happenings(desk, job, after, stirred), _page(desk, job, stirred)
+    return _happenings(desk, job, after, stirred), _page(desk, lookout, job, stirred)
 
 
 async def _states(lookout: Lookout, principal: Principal) -> AsyncIterator[Message]:
@@ -193,14 +200,15 @@ async def _states(lookout: Lookout, principal: Principal) -> AsyncIterator[Messa
         await asyncio.sleep(LOOK_S)
 
 
-async def _page(desk: Desk, job: JobId, stirred: asyncio.Event) -> AsyncIterator[Message]:
+async def _page(desk: Desk, lookout: Lookout, job: JobId, stirred: asyncio.Event) -> AsyncIterator[Message]:
     """What its page shows, whenever something has happened to it. Figures that move with every step come with summaries."""
     shown: views.JobView | None = None
     shown_at = 0.0
     while True:
         stirred.clear()
         revision = await desk.revision(job)
-        found = projections.job(await desk.get(job), revision, time.time())
+        record = await desk.get(job)
+        found = projections.job(record, revision, time.time(), mfu=await lookout.mfu(record))
         if shown is None or _still(found) != _still(shown) or (found != shown and time.monotonic() - shown_at > FIGURES_S):
             shown, shown_at = found, time.monotonic()
             yield "job", found, ""

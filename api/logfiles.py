@@ -30,6 +30,8 @@ class Chunk:
     next_offset: int
     is_cut: bool
     """More lies before (tail) or after (offset) than one answer may hold."""
+    begins: int = 0
+    """Bytes before this place are no longer kept."""
 
 
 def choose(record: JobRecord, directory: Path, rank: int | None, device: str | None) -> Device:
@@ -74,8 +76,8 @@ async def read(directory: Path, device: Device, tail: int | None, offset: int | 
 
 def _read(directory: Path, device: Device, tail: int | None, offset: int | None, max_bytes: int, veil: Veil) -> Chunk:
     with opened(directory, device) as file:
-        size = os.fstat(file.fileno()).st_size
-        start = min(offset, size) if offset is not None else max(0, size - max_bytes)
+        size, begins = os.fstat(file.fileno()).st_size, begins_at(file)
+        start = max(begins, min(offset, size) if offset is not None else size - max_bytes)
         data = piece(file, start, max_bytes, veil)
     is_cut = start + len(data) < size if offset is not None else start > 0
     text, next_offset = _decoded(data, start)
@@ -84,7 +86,15 @@ def _read(directory: Path, device: Device, tail: int | None, offset: int | None,
     if tail is not None:
         lines = text.splitlines(keepends=True)
         text = "".join(lines[len(lines) - min(tail, len(lines)) :])
-    return Chunk(text=text, next_offset=next_offset, is_cut=is_cut)
+    return Chunk(text=text, next_offset=next_offset, is_cut=is_cut, begins=begins)
+
+
+def begins_at(file: BinaryIO) -> int:
+    """Bytes before this place are no longer kept: a log that somebody writes to is bounded (worker/logs.py)."""
+    try:
+        return os.lseek(file.fileno(), 0, os.SEEK_DATA)
+    except OSError:
+        return 0  # it is empty
 
 
 def opened(directory: Path, device: Device) -> BinaryIO:
@@ -111,7 +121,7 @@ def plain_file(path: Path) -> BinaryIO:
 
 def piece(file: BinaryIO, start: int, max_bytes: int, veil: Veil) -> bytes:
     """What stands from a place on, covered: it is read with as much around it as a secret across its edges takes."""
-    before = min(start, veil.reach)
+    before = min(start, veil.reach)  # of what is no longer kept these are zeros
     file.seek(start - before)
     return veil.over_bytes(file.read(before + max_bytes + veil.reach))[before : before + max_bytes]
 

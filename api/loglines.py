@@ -20,7 +20,7 @@ from orchestrator.domain.errors import Refused
 from orchestrator.domain.ids import Device
 from orchestrator.domain.secrecy import Veil
 
-from .logfiles import log_path, parse_device, piece, plain_file
+from .logfiles import begins_at, log_path, parse_device, piece, plain_file
 
 MAX_LINES = 10_000
 LEAST_BYTES = 1 << 16
@@ -130,7 +130,9 @@ def _read_one(directory: Path, device: Device, asked: Asked, share: int, veil: V
         if start is None:
             start = _before(sizes, times, asked.since) if asked.since is not None else 0
             start = max(start, found.st_size - share) if asked.tail is not None else start
-        start = min(start, found.st_size)
+        begins = begins_at(file)
+        is_whole = is_whole and start >= begins
+        start = max(begins, min(start, found.st_size))
         data = piece(file, start, share, veil)
         if not is_whole and start > 0 and piece(file, start - 1, 1, Veil()) != b"\n":
             cut = data.find(b"\n") + 1

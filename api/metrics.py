@@ -134,23 +134,13 @@ def job_series(record: JobRecord, kinds: Mapping[NodeId, str], now: float, table
         "step_seconds": record.typical_step_s,
         "step_seconds_spread": steps[-1] - steps[0] if len(steps) > 1 else None,
         "slowest_rank_ratio": max([1.0, *slow]),
-        "mfu_ratio": _mfu(record, shown.tokens_per_s, kinds, table),
+        "mfu_ratio": projections.mfu(record, kinds, table),
         "goodput_ratio": shown.goodput.share if shown.goodput else None,
         "devices": len(shown.plan.seats) if shown.plan and shown.status == JobStatus.RUNNING else 0,
         "checkpoint_age_seconds": max(0.0, now - since) if saves and since is not None else None,
         "checkpoint_step": record.checkpoint.step if record.checkpoint else 0,
         "at_risk": int(bool(record.at_risk)),
     }
-
-
-def _mfu(record: JobRecord, tokens_per_s: float | None, kinds: Mapping[NodeId, str], table: Kinds) -> float | None:
-    """Of the published bf16 rate of the plan's devices, 6 operations per parameter and token: attention's are left out."""
-    plan = projections.current_plan(record)
-    if tokens_per_s is None or record.profile is None or plan is None:
-        return None
-    known = [table.get(kinds.get(device.node, "")) for device in plan[1].devices]
-    peak = sum(kind.bf16_tflops * 1e12 for kind in known if kind is not None)
-    return 6 * record.profile.num_params * tokens_per_s / peak if None not in known and peak else None
 
 
 def _goodput(active: Sequence[JobRecord], now: float) -> float:

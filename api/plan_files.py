@@ -12,6 +12,7 @@ from orchestrator.domain.foresight import ClusterSketch, NodeSketch
 from orchestrator.domain.kinds import KINDS, DeviceKind
 
 from .kind_rows import KindSection, Rate, rows
+from .refusals import did_you_mean
 from .schemas import JobFile, Name, Real, Request, Text, Whole
 
 MAX_NODES = 65_536
@@ -40,7 +41,9 @@ class ClusterFile(Request):
         for number, nodes in enumerate(self.nodes):
             if nodes.kind not in known:
                 allowed = ", ".join(sorted(known))
-                said = f"nodes[{number}].kind {nodes.kind!r} is not known; use one of {allowed}, or describe it under kinds"
+                near = did_you_mean(nodes.kind, known) or did_you_mean(nodes.kind.upper(), known)
+                remedy = f"use one of {allowed}, or describe it under kinds"
+                said = f"nodes[{number}].kind {nodes.kind!r} is not known{near or ';'} {remedy}"
                 problem = FieldProblem(field=f"nodes[{number}].kind", value=nodes.kind, message=said, allowed=allowed)
                 raise Refused(said, (problem,))
         total = sum(nodes.count for nodes in self.nodes)

@@ -17,10 +17,10 @@ from orchestrator.domain.cordon import Cordon
 from orchestrator.domain.events import HistoryEntry, StepRecord
 from orchestrator.domain.faults import Injected
 from orchestrator.domain.generation import Evaluation
-from orchestrator.domain.ids import Device, Generation
+from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.incident import Incident
 from orchestrator.domain.job import JobRecord
-from orchestrator.domain.kinds import DeviceKind
+from orchestrator.domain.kinds import DeviceKind, Kinds
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.quarantine import Quarantine
 from orchestrator.domain.queue import Project, Waiting, WaitReason
@@ -65,13 +65,16 @@ def project(one: Project, sizes: Mapping[str, int], waits: Mapping[str, int]) ->
     )
 
 
-def job(record: JobRecord, revision: int, now: float, waiting: Waiting | None = None) -> views.JobView:
+def job(
+    record: JobRecord, revision: int, now: float, waiting: Waiting | None = None, mfu: float | None = None
+) -> views.JobView:
     plan = current_plan(record)
     return views.JobView(
         **_summary(record, waiting),  # type: ignore[arg-type]
         revision=revision,
         tokens_per_step=tokens_per_step(record),
         typical_step_s=record.typical_step_s,
+        mfu=mfu,
         num_params=record.profile.num_params if record.profile else None,
         size=views.SizeView(**asdict(record.wanted_size)),
         plan=_plan(*plan, record.pids) if plan else None,
@@ -150,6 +153,7 @@ def step(id: str, record: StepRecord) -> views.StepView:
         eval_loss=record.answer.evaluation.loss if record.answer.evaluation is not None else None,
         tokens=record.tokens,
         seconds=record.seconds,
+        busy={str(device): spent for device, spent in record.busy.items()},
         generation=record.generation,
         at=instant(record.at),
     )
@@ -243,12 +247,28 @@ def current_plan(record: JobRecord) -> tuple[Generation, Plan] | None:
             return (newest, record.plans[newest]) if newest is not None else None
 
 
+def mfu(record: JobRecord, kinds: Mapping[NodeId, str], table: Kinds) -> float | None:
+    """Of the published bf16 rate of the plan's devices, 6 operations per parameter and token: attention's are left out.
+
+    None while it does not step, and where a device's kind is in no table. kinds: of nodes.
+    """
+    plan, rate = current_plan(record), tokens_per_s(record)
+    if rate is None or record.profile is None or plan is None:
+        return None
+    known = [table.get(kinds.get(device.node, "")) for device in plan[1].devices]
+    peak = sum(kind.bf16_tflops * 1e12 for kind in known if kind is not None)
+    return 6 * record.profile.num_params * rate / peak if None not in known and peak else None
+
+
+def tokens_per_s(record: JobRecord) -> float | None:
+    """Of its typical step. Of a job that is not stepping the last rate is history, not a rate."""
+    is_stepping = isinstance(record.state, Running) and record.typical_step_s
+    return tokens_per_step(record) / record.typical_step_s if is_stepping and record.typical_step_s else None
+
+
 def _summary(record: JobRecord, line: Waiting | None) -> dict[str, object]:
     plan = current_plan(record)
     finished = record.state.at if isinstance(record.state, Succeeded | Failed | Cancelled) else None
-    # Of a job that is not stepping the last rate is history, not a rate.
-    is_stepping = isinstance(record.state, Running) and record.typical_step_s
-    rate = tokens_per_step(record) / record.typical_step_s if is_stepping and record.typical_step_s else None
     return {
         "id": record.id,
         "name": record.spec.name,
@@ -257,13 +277,14 @@ def _summary(record: JobRecord, line: Waiting | None) -> dict[str, object]:
         "priority": record.priority,
         "project": record.spec.project,
         "user": record.by.name if record.by is not None else None,
+        "next_action_at": _next_action_at(record),
         "archived_at": instant(record.archived_at) if record.archived_at is not None else None,
         "waiting": waiting(line) if line is not None and isinstance(record.state, Probing | Queued) else None,
         "generation": record.generation,
         "step": record.committed,
         "steps": record.spec.train.steps,
         "loss": _finite(record.last_answer.loss) if record.last_answer and record.last_answer.losses else None,
-        "tokens_per_s": rate,
+        "tokens_per_s": tokens_per_s(record),
         "recoveries": sum(item.fault.cause not in RESIZES for item in record.incidents),
         "plan_summary": plan[1].describe() if plan else None,
         "labels": dict(record.spec.labels),
@@ -271,6 +292,17 @@ def _summary(record: JobRecord, line: Waiting | None) -> dict[str, object]:
         "started_at": instant(record.started_at) if record.started_at is not None else None,
         "finished_at": instant(finished) if finished is not None else None,
     }
+
+
+def _next_action_at(record: JobRecord) -> datetime | None:
+    """The sooner of its deadlines that can pass."""
+    spec, turn = record.spec, record.turn
+    if not is_open(record):
+        return None
+    begins_by = record.created_at + spec.start_by_s if spec.start_by_s and record.started_at is None else None
+    ends_by = turn.held_since + spec.max_runtime_s - turn.held_s if spec.max_runtime_s and turn.held_since else None
+    known = [at for at in (begins_by, ends_by) if at is not None]
+    return instant(min(known)) if known else None
 
 
 def _reason(record: JobRecord, line: Waiting | None) -> str:

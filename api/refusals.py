@@ -46,7 +46,15 @@ def refusal(error: ValidationError, model: type[BaseModel]) -> Refused:
 def problems_of(errors: Sequence[Any], model: type[BaseModel] | None = None) -> tuple[FieldProblem, ...]:
     """One problem per pydantic error, unknown keys first: a misspelt key usually explains a missing one."""
     ordered = sorted(errors, key=lambda error: error["type"] != "extra_forbidden")
-    return tuple(_problem(error, model) for error in ordered)
+    return tuple(_problem(error, model) for error in ordered if not _follows(error, errors))
+
+
+def _follows(error: Mapping[str, Any], errors: Sequence[Mapping[str, Any]]) -> bool:
+    """A list that is too short only because what is wrong in it does not count."""
+    loc = tuple(error["loc"])
+    return error["type"] == "too_short" and any(
+        len(other["loc"]) > len(loc) and tuple(other["loc"][: len(loc)]) == loc for other in errors
+    )
 
 
 def sentence(problem: FieldProblem) -> str:
@@ -152,18 +160,33 @@ def _leaf(info: FieldInfo) -> tuple[list[Any], list[Any]]:
 
 def _find(model: type[BaseModel] | None, loc: Sequence[int | str]) -> tuple[type[BaseModel] | None, FieldInfo | None]:
     """The model that holds the last part of `loc`, and that part's field where there is one."""
-    parent, info = model, None
-    for index, part in enumerate(loc):
-        if parent is None:
-            return None, None
-        info = parent.model_fields.get(str(part))
-        if index == len(loc) - 1 or info is None:
-            break
-        nested = [a for a in _leaf(info)[0] if isinstance(a, type) and issubclass(a, BaseModel)]
-        if not nested:
-            return None, info if index == len(loc) - 2 and isinstance(loc[-1], int) else None
-        parent = nested[0]
-    return parent, info
+    parent, info, left = model, None, list(loc)
+    while parent is not None and left:
+        info = parent.model_fields.get(str(left.pop(0)))
+        if not left or info is None:
+            return parent, info
+        annotations = _leaf(info)[0]
+        held = [inner for annotation in annotations for inner in _held(annotation)]
+        if nested := [a for a in annotations if _is_model(a)]:
+            parent = nested[0]
+        elif (many := [a for a in held if _is_model(a)]) and len(left) > 1:
+            parent = many[0]
+            left.pop(0)  # which of them
+        else:
+            return None, info if len(left) == 1 and isinstance(left[0], int) else None
+    return None, None
+
+
+def _held(annotation: Any) -> Sequence[Any]:
+    """What a list or a mapping is of."""
+    if get_origin(annotation) not in (tuple, list, dict):
+        return ()
+    inner = [one for one in get_args(annotation) if one is not Ellipsis]
+    return _leaf(FieldInfo.from_annotation(inner[-1]))[0] if inner else ()
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _allowed_by(error: Mapping[str, Any]) -> str | None:

@@ -277,6 +277,8 @@ class JobSummary(View):
     project: str = "default"
     waiting: WaitingView | None = None
     """Its place in the queue, while it waits for devices."""
+    next_action_at: Instant | None = None
+    """When it is given up unless it trains by then, or is saved and ended because it has had its time; null for never."""
     archived_at: Instant | None = None
     """Since when its history, steps and logs are gone."""
     created_at: Instant
@@ -326,6 +328,9 @@ class JobView(JobSummary):
     """Grows with each thing asked of the job and each change a person would decide on; no step moves it."""
     tokens_per_step: int
     typical_step_s: float | None
+    mfu: float | None = None
+    """Operations of the model, 6 per parameter and token, of what its devices could do by their data sheets in bf16; null
+    while it does not step, and of kinds of device that nobody knows."""
     num_params: int | None
     size: SizeView
     plan: PlanView | None
@@ -388,6 +393,9 @@ class StepView(View):
     """On held-out text, of the weights that this step began with: those after the step before. Null where none was due."""
     tokens: int
     seconds: float | None
+    busy: dict[str, float] = {}
+    """By device, seconds of a step in which its rank computes, waiting excluded, as ranks told lately. Of some steps only,
+    about one a second; of more than 32 ranks those of the slowest and the quickest."""
     generation: int
     at: Instant
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from api.client import Client
-from api.client.client import BEGINNING
+from api.client.calls import BEGINNING
 from api.views import JobView, PlanView, StepView
 from deploy.local import LocalCluster, NodeSpec, up
 from orchestrator.adapters.processes import ProcessId, identify, marked

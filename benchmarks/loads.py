@@ -28,6 +28,8 @@ FILE: dict[str, Any] = {
 }
 CONCURRENT = 16
 GIVE_UP_S = 60.0
+SPREAD = 0.9
+"""Of the time in which steps are written: the last of a reader's reconnects is well before its end."""
 
 
 # --- submissions ---------------------------------------------------------------------------------------------------------
@@ -205,6 +207,7 @@ async def fleet(
         "gaps": sum(one.gaps for one in readers) + sum(one.steps != written for one in readers),
         "repeats": sum(one.repeats for one in readers),
         "reconnects": sum(one.reconnects for one in readers),
+        "least_reconnects": min(one.reconnects for one in readers),
         "steps": written - 100,
     }
 
@@ -226,7 +229,7 @@ async def _read(service: Service, one: Reader, path: str, reconnects: int, secon
     while True:
         connection: Connection = service.connection(60.0)
         one.came_at = 0.0
-        leaves_at = time.monotonic() + random.uniform(0.5, 1.5) * seconds / max(1, reconnects)
+        leaves_at = time.monotonic() + random.uniform(0.5, 1.5) * SPREAD * seconds / max(1, reconnects)
         try:
             async for told in connection.events(path, str(one.last)):
                 one.came_at = one.came_at or time.time()

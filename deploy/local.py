@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from api.client.credentials import forget_server, note_server
@@ -271,20 +272,22 @@ def _pid(process: ProcessId | None) -> int | None:
 def main() -> int:
     parser = configured.parser("A local cluster with emulated nodes.", FLAGS, "everstep")
     parser.add_argument("action", choices=("up", "down", "status"))
+    parser.add_argument("--json", action="store_true", help="what runs then, machine-readable; words go to stderr")
     asked = parser.parse_args()
     config = configured.resolved(asked).config
+    say = partial(print, file=sys.stderr) if asked.json else print
     try:
         if asked.action == "up":
             local, api = config.local, config.api
             configured.tell_jobs(config)
             nodes = parse_nodes(local.nodes)
             if config.jobs.user == "own" and os.geteuid() == 0 and not may_show_views():
-                print(_NO_VIEWS)
+                say(_NO_VIEWS)
             passed = configured.passed_on(asked)
-            up(config.root, nodes, port=api.port, address=local.address, chaos=api.chaos, settings=passed, say=print)
+            up(config.root, nodes, port=api.port, address=local.address, chaos=api.chaos, settings=passed, say=say)
         elif asked.action == "down":
-            down(config.root, say=print)
-        else:
+            down(config.root, say=say)
+        if asked.json or asked.action == "status":
             print(json.dumps(status(config.root), indent=2))
     except EverstepError as error:
         print(error, file=sys.stderr)

@@ -30,12 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
             case "set":
                 value = getpass.getpass(f"value of {asked.name}: ") if sys.stdin.isatty() else sys.stdin.read()
                 before = folder.put(asked.project, asked.name, value.removesuffix("\n"))
-                print(f"jobs of project {asked.project} may name {asked.name} under secrets; new processes get it")
-                _take_out_of_logs(folder, before)
+                said = f"jobs of project {asked.project} may name {asked.name} under secrets; new processes get it"
+                _tell(asked, said, _take_out_of_logs(folder, before))
             case "rm":
                 before = folder.remove(asked.project, asked.name)
-                print(f"{asked.name} of project {asked.project} is gone; processes that run keep what they were given")
-                _take_out_of_logs(folder, before)
+                said = f"{asked.name} of project {asked.project} is gone; processes that run keep what they were given"
+                _tell(asked, said, _take_out_of_logs(folder, before))
             case _:
                 _list(folder, asked.json)
     except Refused as error:
@@ -50,10 +50,18 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _take_out_of_logs(folder: SecretFolder, before: str) -> None:
-    """Whoever reads an old log after this would not know what to cover."""
-    if before and (count := scrub(logs_under(folder.root.parent), before)):
-        print(f"its value before was taken out of {count} logs")
+def _take_out_of_logs(folder: SecretFolder, before: str) -> int:
+    """How many logs had it. Whoever reads an old one after this would not know what to cover."""
+    return scrub(logs_under(folder.root.parent), before) if before else 0
+
+
+def _tell(asked: argparse.Namespace, said: str, logs: int) -> None:
+    if asked.json:
+        print(json.dumps({"project": asked.project, "name": asked.name, "logs_cleaned": logs}))
+        return
+    print(said)
+    if logs:
+        print(f"its value before was taken out of {logs} logs")
 
 
 def _list(folder: SecretFolder, as_json: bool) -> None:
@@ -74,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         one = actions.add_parser(action, help=words)
         one.add_argument("name", type=_name, metavar="NAME")
         one.add_argument("--project", type=_name, default=DEFAULT_PROJECT, help="whose jobs may name it")
+        one.add_argument("--json", action="store_true")
     actions.add_parser("ls", help="names, no values").add_argument("--json", action="store_true")
     return made
 

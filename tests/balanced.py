@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from orchestrator.domain.balance import Rebalance, Remedy, Straggler
 from orchestrator.domain.effects import ChoosePlan, Effect
+from orchestrator.domain.events import StepRecord
 from orchestrator.domain.host_events import HostEvent, StepsPassed
 from orchestrator.domain.ids import Device, Step
 from orchestrator.domain.job import JobRecord
@@ -14,6 +15,9 @@ from .samples import ANSWER, AT, G1, JOB, NODE, PLAN, PROFILE, RECORDS, SPEC
 
 DEVICE = Device(NODE, 0)
 HOST_EVENTS: tuple[HostEvent, ...] = (StepsPassed(generation=G1, answers=(ANSWER,), at=(AT,), paces={DEVICE: 0.0625}),)
+STEP_RECORD = StepRecord(
+    job=JOB, generation=G1, at=AT, answer=ANSWER, tokens=2048, seconds=0.2, busy={DEVICE: 0.125, Device(NODE, 1): 0.1}
+)
 EFFECTS: tuple[Effect, ...] = (
     ChoosePlan(
         job=JOB,

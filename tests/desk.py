@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -72,11 +72,14 @@ class PlayedDesk(MemoryStore):
     def tell(self, job: str, type: str, message: str, **data: object) -> None:
         self.write(history=(replace(_entry(self.record(job), type, message), data=data),))
 
-    def step(self, job: str, loss: float, seconds: float = 0.2, at: float = NOW) -> None:
+    def step(
+        self, job: str, loss: float, seconds: float = 0.2, at: float = NOW, busy: Mapping[Device, float] | None = None
+    ) -> None:
         """The next step is committed."""
         record = self.record(job)
         answer = Answer(step=Step(record.committed + 1), norm=1.5, losses=(loss, loss))
-        taken = StepRecord(job=record.id, generation=record.generation, at=at, answer=answer, tokens=1024, seconds=seconds)
+        known = {"answer": answer, "tokens": 1024, "seconds": seconds, "busy": busy or {}}
+        taken = StepRecord(job=record.id, generation=record.generation, at=at, **known)  # type: ignore[arg-type]
         known = replace(record, committed=answer.step, last_answer=answer, typical_step_s=seconds)
         self.write(jobs={record.id: known}, steps=(taken,))
 

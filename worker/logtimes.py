@@ -1,7 +1,8 @@
 """When what stands in a rank's log was first seen there, so that logs of many ranks can be merged and searched by time.
 
 A program prints lines without times, and nothing stands between it and its file. So whoever looks around on a node notes
-each log's size now and then, beside it: `<name>.times`, pairs of (wall clock, bytes). It refuses to know what is in a log.
+each log's size now and then, beside it: `<name>.times`, pairs of (wall clock, bytes), and keeps it from filling the disk.
+It refuses to know what is in a log.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+from .logs import bound
 
 EVERY_S = 1.0
 MAX_NOTES = 1 << 16
@@ -32,6 +35,7 @@ class LogTimes:
         for log in logs:
             with suppress(OSError):
                 self._note(log, now)
+                bound(log)
 
     def _note(self, log: Path, now: float) -> None:
         size, beside = log.stat().st_size, log.with_suffix(".times")

@@ -19,6 +19,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 from orchestrator.adapters.places import place
@@ -33,6 +34,9 @@ from .data import sources
 from .data.sampling import split
 from .page.layout import MAX_GROUPS, MAX_IDS
 from .program import load_program, source_sha256
+
+MOST_TP = 64
+"""Named to a user: no node has more devices."""
 
 
 def main() -> None:
@@ -99,10 +103,12 @@ def _degree_problems(spec: JobSpec, profile: Profile) -> Iterator[FieldProblem]:
     if ids > MAX_IDS:
         said = f"is {ids}, at most {MAX_IDS} are carried; raise train.micro_batch_size instead"
         yield _problem("train.micro_batches", ids, said, f"<= {MAX_IDS}")
-    for divisor in profile.divisors:
-        if tp is not None and (tp < 1 or divisor.value % tp):
-            said = f"is {tp} and does not divide {divisor.field} {divisor.value}; use a divisor of it"
-            yield _problem("parallel.tp", tp, said, f"a divisor of {divisor.value}")
+    if tp is not None and (uncut := [one for one in profile.divisors if tp < 1 or one.value % tp]):
+        every = gcd(*(one.value for one in profile.divisors))
+        allowed = ", ".join(str(degree) for degree in range(1, min(every, MOST_TP) + 1) if every % degree == 0)
+        fields = " and ".join(f"{one.field} {one.value}" for one in uncut[:2])
+        others = f" and {len(uncut) - 2} more" if len(uncut) > 2 else ""
+        yield _problem("parallel.tp", tp, f"is {tp} and does not divide {fields}{others}; use one of {allowed}", allowed)
     if spec.train.exact and (groups := len(exact_groups(profile))) > MAX_GROUPS:
         said = f"is {spec.train.exact}, and the program has {groups} parameter groups, {MAX_GROUPS} fit; set it to false"
         yield _problem("train.exact", spec.train.exact, said, "false")

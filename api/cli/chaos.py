@@ -10,8 +10,8 @@ from rich.table import Table
 
 from api.chaos import KINDS, FaultRequest, Schedule
 from api.client import Client
+from api.client.calls import read_job_file
 from api.client.chaos import Chaos, ReportView, Said, make_report, replay_of
-from api.client.client import read_job_file
 from api.documents import load_mapping
 from api.schemas import read
 from api.views import FaultView, StepView

@@ -146,14 +146,14 @@ def _show(accepted: AcceptedView, as_json: bool, *next_commands: str) -> None:
         hint(list(next_commands))
 
 
-def up(ctx: typer.Context, state_dir: StateDir = None) -> None:
+def up(ctx: typer.Context, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Start the local cluster: Redis, Ray with emulated nodes, supervisor, API. Further options are passed on to it."""
-    raise typer.Exit(_local(ctx, "up", state_dir))
+    raise typer.Exit(_local(ctx, "up", state_dir, as_json))
 
 
-def down(ctx: typer.Context, state_dir: StateDir = None) -> None:
+def down(ctx: typer.Context, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Stop what `everstep up` started, and nothing else."""
-    raise typer.Exit(_local(ctx, "down", state_dir))
+    raise typer.Exit(_local(ctx, "down", state_dir, as_json))
 
 
 def join(ctx: typer.Context) -> None:
@@ -162,15 +162,16 @@ def join(ctx: typer.Context) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "deploy.join", *ctx.args])
 
 
-def _local(ctx: typer.Context, action: str, state_dir: Path | None) -> int:
+def _local(ctx: typer.Context, action: str, state_dir: Path | None, as_json: bool) -> int:
     # In a process of its own: this one never loads Ray.
     missing = [name for name in ("ray", "redis", "fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         fail("Not installed", f"the server needs {', '.join(missing)}; run: pip install 'everstep[server,worker]'")
         return USAGE
     directory = (state_dir or session_of(ctx).state_dir).expanduser()
-    command = [sys.executable, "-m", "deploy.local", action, "--state-dir", str(directory), *ctx.args]
+    shown = ["--json"] if as_json else []
+    command = [sys.executable, "-m", "deploy.local", action, "--state-dir", str(directory), *shown, *ctx.args]
     code = subprocess.call(command)
-    if code == 0 and action == "up":
+    if code == 0 and action == "up" and not as_json:
         hint(["everstep nodes", "everstep submit FILE --follow", "everstep down"])
     return code

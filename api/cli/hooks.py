@@ -149,13 +149,14 @@ def _events(one: WebhookView) -> str:
 
 
 def _table(found: list[WebhookView]) -> object:
-    table = render.table_of(
-        "id", "name", "status", "events", "of", "failures", "last delivered", words={"id", "name", "status", "events", "of"}
-    )
+    words = {"id", "name", "status", "told of"}
+    table = render.table_of("id", "name", "status", "told of", "delivered", words=words, folds="told of")
     for one in found:
-        whose = [*one.projects, *(f"{name}={value}" for name, value in one.labels.items())]
+        whose = [*(f"project {name}" for name in one.projects), *(f"{name}={value}" for name, value in one.labels.items())]
         last = "never" if one.last_delivered_at is None else f"{render.age(one.last_delivered_at)} ago"
-        table.add_row(one.id, one.name, one.status, _events(one), ", ".join(whose) or "all", str(one.failures), last)
+        fares = f"{one.status}, {one.failures} given up" if one.failures else one.status
+        told = _events(one) + (f" of {', '.join(whose)}" if whose else "")
+        table.add_row(one.id, one.name, fares, told, last)
     return table
 
 

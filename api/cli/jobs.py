@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from api.client import Client, JobView
-from api.client.client import read_job_file
+from api.client.calls import read_job_file
 from api.views import BulkView
 from orchestrator.domain.state import JobStatus
 from orchestrator.ports import Sort
@@ -228,6 +228,7 @@ def scale(
     ] = None,
     state: Annotated[list[JobStatus] | None, typer.Option("--state", "-s", help="Every open job in this state.")] = None,
     label: Annotated[list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="With this label.")] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Every open job of this project.")] = None,
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Of a filter: only say which jobs those are.")] = False,
     is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Of a filter: don't ask.")] = False,
     if_revision: IfRevision = None,
@@ -235,13 +236,13 @@ def scale(
 ) -> None:
     """Change how many devices a job has, or its priority; it moves while it trains, and no step is lost.
 
-    With --state or --label: of every job these select, `everstep scale --label team=nlp 4`.
+    With --state, --label or --project: of every job these select, `everstep scale --label team=nlp 4`.
     """
-    is_filtered = bool(state or label)
+    is_filtered = bool(state or label or project)
     if is_filtered and devices is None and job is not None and job.isascii() and job.isdigit():
         devices, job = int(job), None
     if (job is None) != is_filtered or (is_filtered and if_revision is not None):
-        fail("Which jobs to scale?", "name one, or select some with --state or --label; --if-revision is of one")
+        fail("Which jobs to scale?", "name one, or select some with --state, --label or --project; --if-revision is of one")
         raise typer.Exit(USAGE)
     if devices is None and least is None and most is None and priority is None:
         fail("Nothing to change", "give a number of devices, --min, --max or --priority")
@@ -256,6 +257,7 @@ def scale(
             priority=priority,
             state=state or (),
             labels=labels_of(label),
+            project=project,
         )
         to_many("scale", select, is_dry, is_sure or as_json, as_json)
         return

@@ -23,7 +23,9 @@ MAX_ROWS = 24
 def forecast(found: ForecastView) -> RenderableType:
     parts: list[RenderableType] = [
         Text.assemble(
-            (found.shape, "bold"), f"  {found.devices:,} devices", f", {found.idle:,} idle" if found.idle else ""
+            (found.shape, "bold"),
+            f"  {found.devices:,} {'device' if found.devices == 1 else 'devices'}",
+            f", {found.idle:,} idle" if found.idle else "",
         ),
         Text(found.reason),
         "",
@@ -60,10 +62,15 @@ def _by_cause(found: ForecastView) -> RenderableType:
     table = table_of("SECONDS", "SHARE", "A STEP'S TIME", words=("A STEP'S TIME",))
     total = found.step_s or 1.0
     for name, seconds in found.causes.items():
-        table.add_row(f"{seconds:.4g}", f"{seconds / total:.1%}", CAUSES.get(name, name))
+        table.add_row(_seconds(seconds), f"{seconds / total:.1%}", CAUSES.get(name, name))
     bound = f"all; no plan on these devices takes less than {found.bound_s:.4g} s"
-    table.add_row(Text(f"{total:.4g}", "bold"), f"{found.share_of_bound or 0.0:.0%} of bound", bound)
+    table.add_row(Text(_seconds(total), "bold"), f"{found.share_of_bound or 0.0:.0%} of bound", bound)
     return table
+
+
+def _seconds(seconds: float) -> str:
+    """Four figures; nothing is said to the last of what is too little to matter."""
+    return f"{seconds:.4g}" if seconds >= 1e-3 or not seconds else f"{seconds:.6f}"
 
 
 def _others(found: ForecastView) -> RenderableType:
@@ -72,5 +79,5 @@ def _others(found: ForecastView) -> RenderableType:
         column.overflow = "fold"
         column.no_wrap = False
     for one in found.alternatives:
-        table.add_row("–" if one.step_s is None else f"{one.step_s:.4g}", Text(one.shape), Text(one.why))
+        table.add_row("–" if one.step_s is None else _seconds(one.step_s), Text(one.shape), Text(one.why))
     return table

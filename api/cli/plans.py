@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from api.client.client import read_job_file
+from api.client.calls import read_job_file, read_mapping
 from api.client.errors import ClientError
-from api.documents import load_mapping
 from api.plan_files import PlanRequest
 from api.plan_views import ForecastView
 from api.schemas import read
@@ -37,7 +36,12 @@ def plan(
     ],
     cluster: Annotated[
         Path | None,
-        typer.Option("--cluster", help="A cluster file; it need not exist anywhere else.", exists=True, dir_okay=False),
+        typer.Option(
+            "--cluster",
+            help="A cluster file, in YAML, TOML or JSON; it need not exist anywhere else.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -48,7 +52,7 @@ def plan(
     if cluster is None:
         found = session_of(ctx).client().plan(file)
     else:
-        found = _beside({"job": read_job_file(file), "cluster": _cluster_file(cluster)})
+        found = _beside({"job": read_job_file(file), "cluster": read_mapping(cluster)})
     if as_json:
         print_json(found)
     elif found.feasible:
@@ -93,11 +97,3 @@ def _beside(asked: dict[str, Any]) -> ForecastView:
     if "refused" in said:
         raise Refused(said["refused"])
     return ForecastView.model_validate(said["result"])
-
-
-def _cluster_file(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{path} cannot be read: {error}") from error
-    return load_mapping(text, "application/json" if path.suffix == ".json" else "application/yaml")

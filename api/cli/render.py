@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
@@ -162,6 +162,8 @@ def _facts(job: JobView) -> Table:
     rate = f"  {job.tokens_per_s:,.0f} tokens/s" if job.tokens_per_s else ""
     pace = f"  {job.typical_step_s:.3f} s/step" if job.typical_step_s else ""
     table.add_row("step", f"{job.step} of {job.steps}  loss {number(job.loss, '.4f')}{rate}{pace}")
+    if job.mfu is not None:
+        table.add_row("mfu", f"{100 * job.mfu:.3g} % of what its devices' data sheets say, in bf16")
     if job.evaluation is not None:
         loss = number(job.evaluation.loss, ".4f")
         table.add_row("evaluation", f"loss {loss} on held-out text after step {job.evaluation.step}")
@@ -175,6 +177,9 @@ def _facts(job: JobView) -> Table:
     if job.size.target or job.size.max_devices:
         most = f"{job.size.min_devices} to {job.size.max_devices or 'any number of'} devices"
         table.add_row("size", f"{most}, {job.size.target} wanted" if job.size.target else most)
+    if job.next_action_at is not None:
+        what = "it is saved and ended, because it has had its time" if job.started_at else "it is given up unless it trains"
+        table.add_row("deadline", f"{when(job.next_action_at)}: {what}")
     if not job.is_over:
         table.add_row("revision", f"{job.revision}, for --if-revision")
     if job.archived_at is not None:
@@ -404,11 +409,13 @@ def number(value: float | None, spec: str) -> str:
     return "–" if value is None else format(value, spec)
 
 
-def table_of(*columns: str, words: Collection[str]) -> Table:
-    """Columns that do not wrap; those named in `words` are of words, the rest of numbers."""
+def table_of(*columns: str, words: Collection[str], folds: str = "") -> Table:
+    """Columns that do not wrap, but for `folds`; those named in `words` are of words, the rest of numbers."""
     table = _table()
     for name in columns:
-        table.add_column(name, justify="left" if name in words else "right", no_wrap=True)
+        is_folded = name == folds
+        justify: JustifyMethod = "left" if name in words else "right"
+        table.add_column(name, justify=justify, no_wrap=not is_folded, overflow="fold" if is_folded else "ellipsis")
     return table
 
 

@@ -114,6 +114,8 @@ def values(step: StepView) -> Iterator[tuple[str, float]]:
         "validation_metrics/loss": step.eval_loss,
         "time_metrics/end_to_end(s)": step.seconds,
         "throughput(tps)": step.tokens / step.seconds if step.seconds else None,
+        "time_metrics/slowest_rank_computes(s)": max(step.busy.values(), default=None),
+        "time_metrics/quickest_rank_computes(s)": min(step.busy.values(), default=None),
         "everstep/generation": float(step.generation),
     }
     for name, value in found.items():

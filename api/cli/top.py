@@ -22,6 +22,9 @@ from . import render
 from .session import hint, out, print_json, session_of
 
 PATIENT_S = 30.0
+FIGURES = ("STEP", "STEP TIME", "TOKENS/S", "MFU", "RANKS", "RECOV.", "PAUSE", "GOODPUT")
+WIDE, ONLY_WIDE = 130, frozenset({"STEP TIME", "MFU", "RANKS", "PAUSE"})
+"""Characters from which on a terminal shows ids and all figures."""
 MAX_DETAILS = 20
 """Open jobs of which ranks and pauses are shown; each is a request."""
 
@@ -60,11 +63,11 @@ def top(
         return
     console = out()
     if is_once or not console.is_terminal:
-        console.print(show(picture))
+        console.print(show(picture, console.width))
         hint(["everstep get JOB", "everstep nodes"])
         return
     try:
-        with Live(show(picture), console=console, screen=True, auto_refresh=False) as live:
+        with Live(show(picture, console.width), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(every_s)
                 trouble = ""
@@ -72,7 +75,7 @@ def top(
                     picture = look(client, limit)
                 except (Unreachable, ApiError) as error:
                     trouble = str(error)  # what was last known stays, and says that it is old
-                live.update(show(picture, trouble), refresh=True)
+                live.update(show(picture, console.width, trouble), refresh=True)
     except KeyboardInterrupt:
         hint(["everstep get JOB", "everstep events -f JOB"])
 
@@ -88,36 +91,45 @@ def look(client: Client, limit: int) -> Picture:
     return Picture(at=datetime.now(UTC), jobs=tuple(detailed), nodes=tuple(client.nodes()))
 
 
-def show(picture: Picture, trouble: str = "") -> RenderableType:
+def show(picture: Picture, width: int, trouble: str = "") -> RenderableType:
     parts: list[RenderableType] = [
         _headline(picture, trouble),
-        jobs_table(picture.jobs) if picture.jobs else Text("no jobs"),
+        jobs_table(picture.jobs, width) if picture.jobs else Text("no jobs"),
     ]
     if picture.nodes:
-        parts.append(render.nodes_table(picture.nodes))
+        parts += [Text(""), render.nodes_table(picture.nodes)]
     return Group(*parts)
 
 
-def jobs_table(jobs: Sequence[JobView | JobSummary]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def jobs_table(jobs: Sequence[JobView | JobSummary], width: int) -> Table:
+    """width: of the terminal, in characters; where that is little, what matters less is left out."""
+    is_wide = width >= WIDE
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("JOB", no_wrap=True, overflow="ellipsis", min_width=12)
-    table.add_column("STATUS", no_wrap=True, min_width=12)
-    for name in ("STEP", "STEP TIME", "TOKENS/S", "RANKS", "RECOV.", "PAUSE", "GOODPUT"):
+    table.add_column("STATUS", no_wrap=True, min_width=11)
+    names = [name for name in FIGURES if is_wide or name not in ONLY_WIDE]
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for job in jobs:
-        row = _row(job)
-        table.add_row(
-            Text(f"{job.name} {job.id}", "dim" if job.status in TERMINAL else ""),
-            render.status(job.status),
-            f"{job.step}/{job.steps}",
-            render.seconds(row["step_s"]) if row["step_s"] is not None else "–",
-            f"{row['tokens_per_s']:,.0f}" if row["tokens_per_s"] else "–",
-            str(row["ranks"] or "–"),
-            str(job.recoveries or "–"),
-            render.seconds(row["last_pause_s"]) if row["last_pause_s"] is not None else "–",
-            f"{100 * row['goodput']:.0f} %" if row["goodput"] is not None else "–",
-        )
+        figures = _figures(job)
+        title = f"{job.name} {job.id}" if is_wide else job.name
+        shown = Text(title, "dim" if job.status in TERMINAL else "")
+        table.add_row(shown, render.status(job.status), *(figures[name] for name in names))
     return table
+
+
+def _figures(job: JobView | JobSummary) -> dict[str, str]:
+    row = _row(job)
+    return {
+        "STEP": f"{job.step}/{job.steps}",
+        "STEP TIME": render.seconds(row["step_s"]) if row["step_s"] is not None else "–",
+        "TOKENS/S": f"{row['tokens_per_s']:,.0f}" if row["tokens_per_s"] else "–",
+        "MFU": f"{100 * row['mfu']:.3g} %" if row["mfu"] is not None else "–",
+        "RANKS": str(row["ranks"] or "–"),
+        "RECOV.": str(job.recoveries or "–"),
+        "PAUSE": render.seconds(row["last_pause_s"]) if row["last_pause_s"] is not None else "–",
+        "GOODPUT": f"{100 * row['goodput']:.0f} %" if row["goodput"] is not None else "–",
+    }
 
 
 def _headline(picture: Picture, trouble: str) -> Text:
@@ -146,6 +158,7 @@ def _row(job: JobView | JobSummary) -> dict[str, Any]:
         "steps": job.steps,
         "step_s": whole.typical_step_s if whole else None,
         "tokens_per_s": job.tokens_per_s,
+        "mfu": whole.mfu if whole else None,
         "ranks": len(whole.plan.seats) if whole and whole.plan else 0,
         "generation": job.generation,
         "recoveries": job.recoveries,

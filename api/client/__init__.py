@@ -7,11 +7,11 @@ print(job.wait().status)
 
 from api.views import EventView, GapView, JobPage, JobSummary, JobView, NodeView, StepView, SubmittedView
 
-from .aio import AsyncClient, AsyncJob
+from .aio import AsyncClient
 from .calls import LogChunk
 from .client import Client
 from .errors import ApiError, StillRunning, Unreachable
-from .job import Job
+from .job import AsyncJob, Job
 from .streaming import Event
 
 __all__ = [

@@ -1,5 +1,9 @@
-"""The asynchronous client: the same calls as client.py's, awaited. For servers, notebooks (`await` works at the prompt)
-and whoever watches many jobs at once.
+"""The asynchronous client: every call of the API as a typed method, with retries where a repeat is safe. For servers,
+notebooks (`await` works at the prompt) and whoever watches many jobs at once.
+
+What is sent and how answers are read is calls.py's. client.py, where nothing is awaited, is made from this file by
+`python -m deploy.sync_client`. Adding a node or causing a fault is sent again only where the first try never reached the
+server.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from . import access_calls, calls, hook_calls
 from .calls import BEGINNING, Call, JobLike, LogChunk
 from .credentials import headers_for
 from .errors import ApiError, StillRunning, Unreachable
+from .job import AsyncJob
 from .retry import Budget
 from .streaming import SHAPES, SILENCE_S, Event
 
@@ -50,7 +55,7 @@ T = TypeVar("T")
 class AsyncClient:
     """Raises ApiError, Unreachable. retry_s: how long to try a server that does not answer (it may be restarting).
 
-    token: as Client's.
+    token: where it is left out, EVERSTEP_TOKEN, the file EVERSTEP_TOKEN_FILE, or that of a server you have started here.
     """
 
     def __init__(
@@ -90,7 +95,8 @@ class AsyncClient:
 
     async def run(self, job: JobLike, key: str | None = None) -> AsyncJob:
         """Submit it, and have a handle to it."""
-        return self.attach((await self.submit(job, key)).id)
+        made = await self.submit(job, key)
+        return self.attach(made.id)
 
     def attach(self, job: str) -> AsyncJob:
         return AsyncJob(self, job)
@@ -110,7 +116,10 @@ class AsyncClient:
         sort: Literal["-created_at", "created_at", "-finished_at", "finished_at"] | None = None,
         total: bool = False,
     ) -> JobPage:
-        """As Client.jobs."""
+        """Newest first, or as `sort` says: by finished_at, only those that are over. A cursor is of one order.
+
+        since, until: of when they were submitted, aware. user: name or id of the token they were submitted with.
+        """
         return await self.send(calls.jobs(state, labels, name, project, since, until, limit, cursor, user, sort, total))
 
     async def all_jobs(self, *, state: Sequence[str] = ()) -> AsyncIterator[JobSummary]:
@@ -232,8 +241,10 @@ class AsyncClient:
                 if error.status != 503 or not await budget.rest():
                     raise
                 continue
-            if not heard and (await self.job(job)).is_over:
-                return
+            if not heard:
+                found = await self.job(job)
+                if found.is_over:
+                    return
             if not await budget.rest():
                 raise Unreachable(f"{self.base_url} keeps ending the events of {job} without a word")
 
@@ -368,7 +379,8 @@ class AsyncClient:
 
     async def login_link(self) -> str:
         """Signs a browser in, once, with the rights of this client's token."""
-        return f"{self.base_url}{(await self.send(access_calls.login_code())).path}"
+        code = await self.send(access_calls.login_code())
+        return f"{self.base_url}{code.path}"
 
     async def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
         """What was asked for, newest first."""
@@ -458,47 +470,3 @@ class AsyncClient:
 
     def _unreachable(self, error: Exception) -> Unreachable:
         return Unreachable(f"no answer from {self.base_url} ({error})")
-
-
-class AsyncJob:
-    """One job, by the client that knows its server. Holds nothing that could be out of date."""
-
-    def __init__(self, client: AsyncClient, id: str) -> None:
-        self.client = client
-        self.id = id
-
-    def __repr__(self) -> str:
-        return f"AsyncJob({self.id!r} at {self.client.base_url})"
-
-    async def view(self) -> JobView:
-        return await self.client.job(self.id)
-
-    async def wait(self, timeout_s: float | None = None) -> JobView:
-        """The job once it is over. Raises StillRunning after timeout_s."""
-        return await self.client.wait(self.id, timeout_s)
-
-    def events(self, after: str = BEGINNING) -> AsyncIterator[Event]:
-        return self.client.events(self.id, after)
-
-    async def stream_metrics(self, after: str = BEGINNING) -> AsyncIterator[StepView]:
-        """Committed steps as they come, until it is over; one that was rolled back comes again, of a later generation."""
-        async for event in self.client.events(self.id, after):
-            if isinstance(event, StepView):
-                yield event
-
-    async def logs(self, **which: Any) -> LogChunk:
-        """rank, device, tail, offset: as of AsyncClient.logs."""
-        return await self.client.logs(self.id, **which)
-
-    async def cancel(self) -> AcceptedView:
-        return await self.client.cancel(self.id)
-
-    async def pause(self) -> AcceptedView:
-        return await self.client.pause(self.id)
-
-    async def resume(self) -> AcceptedView:
-        return await self.client.resume(self.id)
-
-    async def scale(self, devices: int) -> AcceptedView:
-        """How many it should have; 0: as many as it can use."""
-        return await self.client.resize(self.id, target=devices)

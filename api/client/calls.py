@@ -325,15 +325,8 @@ def body_of(job: JobLike) -> dict[str, Any]:
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
-    """The mapping in a .yaml, .yml, .toml or .json job file, its relative paths made absolute. Raises Refused."""
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise Refused(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise Refused(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
-    kind = {".json": "application/json", ".toml": "application/toml"}.get(path.suffix, "application/yaml")
-    body = load_mapping(text, kind)
+    """The mapping in a job file, its relative paths made absolute. Raises Refused."""
+    body = read_mapping(path)
     data, folder = body.get("data"), path.resolve().parent
     checkpoint = body.get("checkpoint")
     for name in ("path", "local", "restore_from"):
@@ -342,6 +335,21 @@ def read_job_file(path: Path) -> dict[str, Any]:
     if isinstance(data, dict) and isinstance(data.get("files"), list):
         data["files"] = [_from(folder, item) if isinstance(item, str) else item for item in data["files"]]
     return body
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a .yaml, .yml, .toml or .json file. Raises Refused, with the file's name."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise Refused(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise Refused(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    kind = {".json": "application/json", ".toml": "application/toml"}.get(path.suffix, "application/yaml")
+    try:
+        return load_mapping(text, kind)
+    except Refused as error:
+        raise Refused(f"{path}: {error}", error.problems) from error
 
 
 def _from(folder: Path, pattern: str) -> str:

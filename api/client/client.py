@@ -1,7 +1,6 @@
 """The client: every call of the API as a typed method, with retries where a repeat is safe.
 
-What is sent and how answers are read is calls.py's; aio.py has the same, to be awaited. Adding a node or causing a fault is
-sent again only where the first try never reached the server.
+Made from aio.py by `python -m deploy.sync_client`: change that one.
 """
 
 from __future__ import annotations
@@ -39,14 +38,13 @@ from api.views import (
 )
 
 from . import access_calls, calls, hook_calls
-from .calls import BEGINNING, Call, JobLike, LogChunk, read_job_file
+from .calls import BEGINNING, Call, JobLike, LogChunk
 from .credentials import headers_for
 from .errors import ApiError, StillRunning, Unreachable
 from .job import Job
 from .retry import Budget
 from .streaming import SHAPES, SILENCE_S, Event
 
-__all__ = ["BEGINNING", "Client", "Event", "LogChunk", "read_job_file"]
 T = TypeVar("T")
 
 
@@ -91,7 +89,8 @@ class Client:
 
     def run(self, job: JobLike, key: str | None = None) -> Job:
         """Submit it, and have a handle to it."""
-        return self.attach((self.submit(job, key)).id)
+        made = self.submit(job, key)
+        return self.attach(made.id)
 
     def attach(self, job: str) -> Job:
         return Job(self, job)
@@ -235,8 +234,10 @@ class Client:
                 if error.status != 503 or not budget.pause():
                     raise
                 continue
-            if not heard and self.job(job).is_over:
-                return
+            if not heard:
+                found = self.job(job)
+                if found.is_over:
+                    return
             if not budget.pause():
                 raise Unreachable(f"{self.base_url} keeps ending the events of {job} without a word")
 
@@ -370,7 +371,8 @@ class Client:
 
     def login_link(self) -> str:
         """Signs a browser in, once, with the rights of this client's token."""
-        return f"{self.base_url}{self.send(access_calls.login_code()).path}"
+        code = self.send(access_calls.login_code())
+        return f"{self.base_url}{code.path}"
 
     def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
         """What was asked for, newest first."""

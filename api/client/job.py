@@ -1,8 +1,11 @@
-"""A handle to one job: `job = client.run("job.yaml"); job.wait()`. Holds an id and a client: nothing that gets stale."""
+"""A handle to one job: `job = client.run("job.yaml"); job.wait()`. Holds an id and a client: nothing that gets stale.
+
+AsyncJob is the same to be awaited, but for what a notebook shows, which cannot wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +16,7 @@ from .errors import ClientError
 from .streaming import Event
 
 if TYPE_CHECKING:
+    from .aio import AsyncClient
     from .client import Client
 
 
@@ -73,3 +77,45 @@ class Job:
         }
         cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
         return f"<table><caption>{escape(found.name)} <code>{escape(found.id)}</code></caption>{cells}</table>"
+
+
+class AsyncJob:
+    def __init__(self, client: AsyncClient, id: str) -> None:
+        self.client = client
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"AsyncJob({self.id!r} at {self.client.base_url})"
+
+    async def view(self) -> JobView:
+        return await self.client.job(self.id)
+
+    async def wait(self, timeout_s: float | None = None) -> JobView:
+        """The job once it is over. Raises StillRunning after timeout_s."""
+        return await self.client.wait(self.id, timeout_s)
+
+    def events(self, after: str = BEGINNING) -> AsyncIterator[Event]:
+        return self.client.events(self.id, after)
+
+    async def stream_metrics(self, after: str = BEGINNING) -> AsyncIterator[StepView]:
+        """Committed steps as they come, until it is over; one that was rolled back comes again, of a later generation."""
+        async for event in self.client.events(self.id, after):
+            if isinstance(event, StepView):
+                yield event
+
+    async def logs(self, **which: Any) -> LogChunk:
+        """rank, device, tail, offset: as of AsyncClient.logs."""
+        return await self.client.logs(self.id, **which)
+
+    async def cancel(self) -> AcceptedView:
+        return await self.client.cancel(self.id)
+
+    async def pause(self) -> AcceptedView:
+        return await self.client.pause(self.id)
+
+    async def resume(self) -> AcceptedView:
+        return await self.client.resume(self.id)
+
+    async def scale(self, devices: int) -> AcceptedView:
+        """How many it should have; 0: as many as it can use."""
+        return await self.client.resize(self.id, target=devices)

@@ -20,6 +20,7 @@ from orchestrator.domain.job import JobRecord
 from orchestrator.ports import Desk
 
 from .. import views
+from ..access import ThePrincipal
 from ..deps import TheDesk, body_of, document
 from ..schemas import ResizeRequest
 from ..selections import ResizeManyRequest, SelectionRequest
@@ -32,39 +33,39 @@ TheSelection = Annotated[SelectionRequest, Depends(body_of(SelectionRequest))]
 
 
 @router.post("/jobs:cancel", status_code=202, openapi_extra=document(SelectionRequest))
-async def cancel_many(desk: TheDesk, wanted: TheSelection) -> views.BulkView:
+async def cancel_many(desk: TheDesk, principal: ThePrincipal, wanted: TheSelection) -> views.BulkView:
     """Cancel every open job that the filter selects; with `dry_run`, only say which those are."""
-    return await _to_each(desk, wanted, lambda job: (CancelRequested(job=job.id),), "cancelled")
+    return await _to_each(desk, wanted, lambda job: (CancelRequested(job=job.id, by=principal.name),), "cancelled")
 
 
 @router.post("/jobs:pause", status_code=202, openapi_extra=document(SelectionRequest))
-async def pause_many(desk: TheDesk, wanted: TheSelection) -> views.BulkView:
+async def pause_many(desk: TheDesk, principal: ThePrincipal, wanted: TheSelection) -> views.BulkView:
     """Pause every open job that the filter selects; with `dry_run`, only say which those are."""
-    return await _to_each(desk, wanted, lambda job: (PauseRequested(job=job.id),), "paused")
+    return await _to_each(desk, wanted, lambda job: (PauseRequested(job=job.id, by=principal.name),), "paused")
 
 
 @router.post("/jobs:resume", status_code=202, openapi_extra=document(SelectionRequest))
-async def resume_many(desk: TheDesk, wanted: TheSelection) -> views.BulkView:
+async def resume_many(desk: TheDesk, principal: ThePrincipal, wanted: TheSelection) -> views.BulkView:
     """Resume every open job that the filter selects; with `dry_run`, only say which those are."""
-    return await _to_each(desk, wanted, lambda job: (ResumeRequested(job=job.id),), "resumed")
+    return await _to_each(desk, wanted, lambda job: (ResumeRequested(job=job.id, by=principal.name),), "resumed")
 
 
 @router.post("/jobs:resize", status_code=202, openapi_extra=document(ResizeManyRequest))
 async def resize_many(
-    desk: TheDesk, wanted: Annotated[ResizeManyRequest, Depends(body_of(ResizeManyRequest))]
+    desk: TheDesk, principal: ThePrincipal, wanted: Annotated[ResizeManyRequest, Depends(body_of(ResizeManyRequest))]
 ) -> views.BulkView:
     """Change the size or priority of every open job that the filter selects; one that may not have it stays as it is."""
     wanted.resize.require_some()
-    return await _to_each(desk, wanted, lambda job: _resized(job, wanted.resize), "resized")
+    return await _to_each(desk, wanted, lambda job: _resized(job, wanted.resize, principal.name), "resized")
 
 
-def _resized(record: JobRecord, wanted: ResizeRequest) -> Sequence[Command]:
+def _resized(record: JobRecord, wanted: ResizeRequest, by: str) -> Sequence[Command]:
     """Raises Refused where its bounds contradict what is wanted."""
     size = wanted.changed(record.wanted_size)
-    sized = (ResizeRequested(job=record.id, size=size),) if wanted.is_of_size else ()
+    sized = (ResizeRequested(job=record.id, size=size, by=by),) if wanted.is_of_size else ()
     if wanted.priority is None:
         return sized
-    return (PriorityRequested(job=record.id, priority=wanted.priority), *sized)
+    return (PriorityRequested(job=record.id, priority=wanted.priority, by=by), *sized)
 
 
 async def _to_each(

@@ -24,7 +24,7 @@ from orchestrator.domain.events import (
 from orchestrator.domain.ids import JobId
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.spec import JobSpec
-from orchestrator.domain.state import JobStatus, Probing, Queued
+from orchestrator.domain.state import JobStatus, Probing, Queued, Running
 from orchestrator.domain.status import TERMINAL_STATUSES, status_of
 from orchestrator.ports import Desk, Sort
 
@@ -32,6 +32,7 @@ from .. import projections, views
 from ..access import ThePrincipal
 from ..deps import TheDesk, TheJobId, TheKey, TheMatch, body_of, document, etag, get_text, parse
 from ..ids import OWN_IDS, is_own_id, new_job_id
+from ..live import Lookout
 from ..problems import Problem, conflict, invalid
 from ..schemas import JobFile, ResizeRequest, read
 from ..selections import Wanted
@@ -183,14 +184,17 @@ async def _count(desk: Desk, wanted: Wanted, sort: Sort) -> tuple[int, bool]:
 
 
 @router.get("/{job_id}")
-async def get_job(desk: TheDesk, job_id: TheJobId, response: Response) -> views.JobView:
+async def get_job(request: Request, desk: TheDesk, job_id: TheJobId, response: Response) -> views.JobView:
     """With its revision, which is the ETag too: send it back in If-Match to change the job only if it is still as seen."""
     revision = await desk.revision(job_id)
     record = await desk.get(job_id)
     waits = isinstance(record.state, Probing | Queued)
     line = await desk.queue() if waits else ()
+    lookout: Lookout = request.app.state.lookout
+    mfu = await lookout.mfu(record) if isinstance(record.state, Running) else None
+    place = next((one for one in line if one.job == job_id), None)
     response.headers["ETag"] = etag(revision)
-    return projections.job(record, revision, time.time(), next((one for one in line if one.job == job_id), None))
+    return projections.job(record, revision, time.time(), place, mfu)
 
 
 @router.get("/{job_id}/plans")
@@ -208,32 +212,33 @@ async def list_plans(desk: TheDesk, job_id: TheJobId) -> list[views.PlanView]:
 
 
 @router.post("/{job_id}:cancel", status_code=202)
-async def cancel(desk: TheDesk, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
+async def cancel(desk: TheDesk, principal: ThePrincipal, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
     """Stop the job; it ends CANCELLED. Asking twice is no error, asking after the end is (409)."""
     await require_unfinished(desk, job_id)
-    command = await desk.command(CancelRequested(job=job_id), match)
+    command = await desk.command(CancelRequested(job=job_id, by=principal.name), match)
     return views.AcceptedView(id=command, message=f"{job_id} is being cancelled")
 
 
 @router.post("/{job_id}:pause", status_code=202)
-async def pause(desk: TheDesk, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
+async def pause(desk: TheDesk, principal: ThePrincipal, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
     """Have the job make one more step, save it and give up its devices. Asking twice is no error."""
     await require_unfinished(desk, job_id)
-    command = await desk.command(PauseRequested(job=job_id), match)
+    command = await desk.command(PauseRequested(job=job_id, by=principal.name), match)
     return views.AcceptedView(id=command, message=f"{job_id} is being paused; it keeps what it has learned in a checkpoint")
 
 
 @router.post("/{job_id}:resume", status_code=202)
-async def resume(desk: TheDesk, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
+async def resume(desk: TheDesk, principal: ThePrincipal, job_id: TheJobId, match: TheMatch) -> views.AcceptedView:
     """Have a paused job go on from the step it was paused at; one that is to pause need not. No error for any other."""
     await require_unfinished(desk, job_id)
-    command = await desk.command(ResumeRequested(job=job_id), match)
+    command = await desk.command(ResumeRequested(job=job_id, by=principal.name), match)
     return views.AcceptedView(id=command, message=f"{job_id} goes on as soon as there are devices for it")
 
 
 @router.patch("/{job_id}", status_code=202, openapi_extra=document(ResizeRequest))
 async def resize(
     desk: TheDesk,
+    principal: ThePrincipal,
     job_id: TheJobId,
     match: TheMatch,
     wanted: Annotated[ResizeRequest, Depends(body_of(ResizeRequest))],
@@ -242,11 +247,12 @@ async def resize(
     record = await require_unfinished(desk, job_id)
     size = wanted.changed(record.wanted_size)
     if wanted.priority is not None:
-        command = await desk.command(PriorityRequested(job=job_id, priority=wanted.priority), match)
+        sooner = PriorityRequested(job=job_id, priority=wanted.priority, by=principal.name)
+        command = await desk.command(sooner, match)
         match = None  # it has just become another revision, by what was asked here
         if not wanted.is_of_size:
             return views.AcceptedView(id=command, message=f"{job_id} is to have priority {wanted.priority}")
-    command = await desk.command(ResizeRequested(job=job_id, size=size), match)
+    command = await desk.command(ResizeRequested(job=job_id, size=size, by=principal.name), match)
     aim = f"{size.target} devices" if size.target else "as many devices as it can use"
     most = f" to {size.max_devices}" if size.max_devices else " upwards"
     return views.AcceptedView(id=command, message=f"{job_id} is to have {aim}, from {size.min_devices}{most}")

@@ -80,7 +80,8 @@ async def logs(
     tail: Annotated[int | None, Query(ge=0, le=10000, description="Only the last lines.")] = None,
     offset: Annotated[int | None, Query(ge=0, description="Bytes to skip: X-Next-Offset of the last answer.")] = None,
 ) -> PlainTextResponse:
-    """One rank's log. With neither rank nor device: of the rank that failed, else of the first that has one."""
+    """One rank's log. With neither rank nor device: of the rank that failed, else of the first that has one. What stands
+    before the byte X-Log-Begins is no longer kept: an offset before it reads from there."""
     record = await desk.get(job_id)
     chosen = logfiles.choose(record, settings.log_dir(job_id), rank, device)
     veil = veil_of(vault, record)
@@ -89,6 +90,7 @@ async def logs(
         "X-Next-Offset": str(chunk.next_offset),
         "X-Log-Device": str(chosen),
         "X-Log-Truncated": str(chunk.is_cut).lower(),
+        "X-Log-Begins": str(chunk.begins),
     }
     return PlainTextResponse(chunk.text, headers=headers)
 

@@ -258,8 +258,14 @@ def submission(
 ) -> tuple[JobRecord, JobSubmitted, HistoryEntry]:
     """What one submission writes."""
     record = JobRecord(id=job, spec=spec, state=Probing(), created_at=at, by=by)
+    asked = f"; asked by {by.name}" if by is not None else ""
     entry = HistoryEntry(
-        job=job, at=at, type="submitted", message=f"submitted as {spec.name}", status=JobStatus.PENDING.value
+        job=job,
+        at=at,
+        type="submitted",
+        message=f"submitted as {spec.name}{asked}",
+        status=JobStatus.PENDING.value,
+        data={"by": by.name} if by is not None else {},
     )
     return record, JobSubmitted(job=job, spec=spec, at=at, by=by), entry
 

@@ -18,13 +18,14 @@ from .cluster import Node
 from .faults import FaultRequested
 from .generation import Answer
 from .host_events import HostEvent
-from .ids import EffectId, Generation, JobId, NodeId, Step
+from .ids import Device, EffectId, Generation, JobId, NodeId, Step
 from .plan import Infeasible, Plan
 from .profile import Profile
 from .size import Size
 from .spec import JobSpec
 
 # --- commands of users ---------------------------------------------------------------------------------------------------
+# by: the name of the token with which something was asked of a job, for people; it is no part of what was asked.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class JobSubmitted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
     job: JobId
+    by: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ class CheckpointNow:
     """A person wants a checkpoint without waiting for the next one that is due."""
 
     job: JobId
+    by: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,7 @@ class ResizeRequested:
 
     job: JobId
     size: Size
+    by: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,7 @@ class PauseRequested:
     """A person wants a job to be saved and to hold no device until it is resumed."""
 
     job: JobId
+    by: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,7 @@ class ResumeRequested:
     """A person wants a paused job to go on, or one that is to pause to do so no longer."""
 
     job: JobId
+    by: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +98,7 @@ class PriorityRequested:
 
     job: JobId
     priority: int
+    by: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +129,15 @@ class UncordonRequested:
     node: NodeId
 
 
+JobCommand: TypeAlias = (
+    CancelRequested | CheckpointNow | ResizeRequested | PauseRequested | ResumeRequested | PriorityRequested
+)
 Command: TypeAlias = (
     JobSubmitted
-    | CancelRequested
-    | CheckpointNow
-    | ResizeRequested
-    | PauseRequested
-    | ResumeRequested
+    | JobCommand
     | FaultRequested
     | NodeRequested
     | ReleaseRequested
-    | PriorityRequested
     | QuotaRequested
     | CordonRequested
     | UncordonRequested
@@ -321,3 +326,6 @@ class StepRecord:
     tokens: int
     seconds: float | None = None
     """Since the previous step of the same generation."""
+    busy: Mapping[Device, float] = field(default_factory=dict)
+    """Seconds of a step in which ranks compute, waiting excluded, as they told lately: of some steps, and of a large plan
+    only the slowest and the quickest."""

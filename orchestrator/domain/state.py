@@ -152,6 +152,8 @@ class Failed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
     at: float
+    by: str = ""
+    """Name of the token it was cancelled with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,7 +102,9 @@ def reason_of(state: JobState) -> str:
             return message
         case Paused():
             return "it was paused and holds no device; resume it to go on"
-        case Succeeded() | Cancelled():
+        case Cancelled(by=by):
+            return f"cancelled by {by}" if by else ""
+        case Succeeded():
             return ""
         case _:
             assert_never(state)

@@ -32,7 +32,7 @@ def after_loss(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | None
     """What is cheapest of absorbing, repairing and re-shaping, by moving + horizon; None where nothing ran or nothing fits.
 
     What the request's running plan has and its devices lack is lost. ahead: an outlook on a cluster that may be this one;
-    the answer is the same without it, later.
+    without it the search for what is left stops where nothing could cost less, so of losing options other ones may be told.
     """
     running = request.running
     if running is None or running.tp != (request.spec.parallel.tp or running.tp):

@@ -34,16 +34,6 @@ def longest(request: ChoosePlan, stages: int, *, usual: bool = False) -> float:
     return of_usual if usual else slowest
 
 
-def heaviest(request: ChoosePlan, stages: int) -> tuple[int, float]:
-    """The most layers that a stage has, and the largest share of all parameters."""
-    params = _params(request.profile)
-    bounds = layer_bounds(request, stages)
-    if bounds == _by_weight(params, stages):
-        return -(-len(params) // stages), 1 / stages
-    shares = [sum(params[first:last]) / (sum(params) or 1.0) for first, last in pairwise(bounds)]
-    return max(last - first for first, last in pairwise(bounds)), max(shares)
-
-
 def split_words(request: ChoosePlan, stages: int) -> str:
     """`; layers are split by the times that stages were seen to take`; nothing where they are not."""
     is_other = layer_bounds(request, stages) != _by_weight(_params(request.profile), stages)

@@ -16,20 +16,17 @@ from math import gcd, inf
 
 from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Device, NodeId
-from orchestrator.domain.kinds import row_of
 from orchestrator.domain.plan import Infeasible, Pipeline, Plan, Stage
 from orchestrator.domain.profile import BLOCK, splits_a_block
 
-from .alike import heaviest, layer_bounds, longest, split_words
+from .alike import layer_bounds, longest, split_words
+from .fitting import Fitting
 from .heirs import in_place
 from .mixed import choose_mixed, is_mixed
 from .owning import fits_as_it_is
 from .replan import Outlook
+from .words import listed
 
-STATE_BYTES = 16
-"""Per parameter: compute copy and gradient (4 + 4 at most) stay whole, master and two moments are shared out."""
-EXACT_BYTES = 8
-"""More per parameter in exact mode: the sum of its gradients is kept as an integer."""
 TP_PENALTY = 0.08
 """Share of a stage's time that each further tp rank costs in collectives; measured later, assumed here."""
 
@@ -81,9 +78,22 @@ def choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasib
     refusal = _never(request)
     if refusal:
         return Infeasible(reason=refusal, forever=True)
+    if refusal := _beyond_limit(request):
+        return Infeasible(reason=refusal)
     if request.spec.train.exact is True and len(_kinds(request)) > 1:
         return _choose_of_one_kind(request)
     return _choose(request, ahead)
+
+
+def _beyond_limit(request: ChoosePlan) -> str:
+    """Why it may have too few devices for what it asks, whatever there is; or nothing."""
+    least, most = _least(request), request.spec.parallel.max_devices
+    return f"needs {least} devices and may have {most}; raise its limit" if 0 < most < least else ""
+
+
+def _least(request: ChoosePlan) -> int:
+    wanted = request.spec.parallel
+    return max(wanted.min_devices, (wanted.tp or 1) * (wanted.pp or 1) * (wanted.dp or 1))
 
 
 def _choose_of_one_kind(request: ChoosePlan) -> Plan | Infeasible:
@@ -95,7 +105,8 @@ def _choose_of_one_kind(request: ChoosePlan) -> Plan | Infeasible:
         if isinstance(found, Plan):
             others = ", ".join(other for other in kinds if other != kind)
             return replace(found, reason=f"{found.reason}; {kind} alone ({others} unused), because train.exact is true")
-        whys.append(f"on {kind} alone it {found.reason}")
+        it = "it " if found.reason.startswith(("needs", "may")) else ""
+        whys.append(f"on {kind} alone {it}{found.reason}")
     said = "; ".join(whys)
     return Infeasible(reason=f"train.exact is true, which takes one kind of device: {said}; or set it to best_effort")
 
@@ -111,18 +122,15 @@ def _kinds(request: ChoosePlan) -> list[str]:
 
 
 def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasible:
-    wanted = request.spec.parallel
     islands = _islands(request)
-    total = sum(len(island) for island in islands)
-    least = max(wanted.min_devices, (wanted.tp or 1) * (wanted.pp or 1) * (wanted.dp or 1))
-    if 0 < wanted.max_devices < least:
-        return Infeasible(reason=f"needs {least} devices and may have {wanted.max_devices}; raise its limit")
+    total, least = sum(len(island) for island in islands), _least(request)
     if total < least:
         return Infeasible(reason=f"needs {least} devices, {total} usable; lower {_lower(request)} or wait for a node")
     if is_mixed(request) and (mixed := choose_mixed(request, ahead)):
         return mixed
     best: tuple[tuple[float, ...], Degrees, list[tuple[Device, ...]], ChoosePlan] | None = None
     in_order: dict[int, list[tuple[Device, ...]]] = {}
+    fitting = Fitting.of(request)
 
     def groups_of(degrees: Degrees) -> list[tuple[Device, ...]] | None:
         if degrees.tp not in in_order:
@@ -144,15 +152,23 @@ def _choose(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | Infeasi
         groups = groups_of(degrees)
         if groups is None:
             continue
-        fitting = next((place for place, one in enumerate(variants) if not _too_big(one, degrees, groups)), None)
-        if fitting is not None and (best is None or scores[fitting] < best[0]):
-            best = (scores[fitting], degrees, groups, variants[fitting])
+        bounds = [layer_bounds(one, degrees.pp) for one in variants]
+        place = next((place for place, mine in enumerate(bounds) if not fitting.lacking(mine, groups)), None)
+        if place is not None and (best is None or scores[place] < best[0]):
+            best = (scores[place], degrees, groups, variants[place])
     if best is None and possible:
-        return Infeasible(reason=_why_not(variants[-1], possible[0], groups_of(possible[0]), islands))
+        there = [one for one in possible if groups_of(one) is not None]
+        nearest = min(there, key=_share_of_state) if there else possible[0]
+        return Infeasible(reason=_why_not(variants[-1], nearest, groups_of(nearest), islands, fitting))
     if best is None:
         return Infeasible(reason=_no_such_size(request, total))
     _, degrees, groups, asked = best
     return _after(asked, _plan(asked, degrees, groups, total))
+
+
+def _share_of_state(degrees: Degrees) -> tuple[float, int]:
+    """About what a device holds of it: compute copies whole on each replica, three times as much shared out."""
+    return (1 + 3 / degrees.dp) / (degrees.tp * degrees.pp), degrees.devices
 
 
 def _after(request: ChoosePlan, plan: Plan) -> Plan:
@@ -198,7 +214,13 @@ def _no_such_size(request: ChoosePlan, total: int) -> str:
         for dp in ([wanted.dp] if wanted.dp else range(1, ids // pp + 1))
     }
     least, most = max(1, wanted.min_devices), wanted.max_devices or inf
-    if any(least <= size <= most for size in sizes):
+    if possible := [size for size in sizes if least <= size <= most]:
+        larger = min((size for size in possible if size > total), default=0)
+        if larger:
+            given = [f"parallel.{name} {degree}" for name in ("tp", "pp", "dp") if (degree := getattr(wanted, name))]
+            because = f" by {listed(given)}" if given else ""
+            lower = f"lower {_lower(request)} or min_devices" if wanted.min_devices > 1 else f"lower {_lower(request)}"
+            return f"needs {larger} devices{because}, {total} usable; {lower}, or wait for a node"
         return f"no tp x pp x dp of {total} devices fits the job's constraints; lower them"
     near = [
         max((size for size in sizes if size < least), default=0),
@@ -258,31 +280,32 @@ def _groups(in_order: list[tuple[Device, ...]], degrees: Degrees) -> list[tuple[
 
 
 def _why_not(
-    request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]] | None, islands: list[list[Device]]
+    request: ChoosePlan,
+    degrees: Degrees,
+    groups: list[tuple[Device, ...]] | None,
+    islands: list[list[Device]],
+    fitting: Fitting,
 ) -> str:
     """What keeps these degrees from being a plan."""
     if groups is not None:
-        return _too_big(request, degrees, groups)
-    return (
-        f"{degrees} needs {degrees.tp} devices on one node {degrees.pp * degrees.dp} times, "
-        f"{sum(len(island) // degrees.tp for island in islands)} are usable; lower tp or wait for a node"
+        said = fitting.lacking(layer_bounds(request, degrees.pp), groups)
+        return f"{degrees} needs {said}; {_more_room(request)}"
+    times = degrees.pp * degrees.dp
+    sets = sum(len(island) // degrees.tp for island in islands)
+    there = "there is 1 such set" if sets == 1 else f"there are {sets} such sets"
+    if times == 1:
+        largest = max((len(island) for island in islands), default=0)
+        return f"needs {degrees.tp} devices on one node, the largest has {largest} usable; lower tp or wait for a node"
+    return f"needs {degrees.tp} devices on one node {times} times ({degrees}), {there}; lower tp or wait for a node"
+
+
+def _more_room(request: ChoosePlan) -> str:
+    wanted = request.spec.parallel
+    fixed = [name for name in ("tp", "pp") if getattr(wanted, name)]
+    more = (
+        f"raise {listed(fixed, 'or')}" if fixed else "add nodes or raise max_devices" if wanted.max_devices else "add nodes"
     )
-
-
-def _too_big(request: ChoosePlan, degrees: Degrees, groups: list[tuple[Device, ...]]) -> str:
-    """Why the plan does not fit memory, or nothing."""
-    profile, train = request.profile, request.spec.train
-    mirrored = 1 + request.spec.recovery.mirrors
-    per_param = 8 + (EXACT_BYTES if train.exact else 0) + (STATE_BYTES - 4) * mirrored / degrees.dp
-    in_flight = min(degrees.pp, train.micro_batches // degrees.dp)
-    layers, share = heaviest(request, degrees.pp)
-    need = profile.num_params * share / degrees.tp * per_param + profile.activation_bytes * layers * in_flight / degrees.tp
-    kinds = dict(request.devices)
-    table = request.table
-    have = min(row_of(kinds[device], table).memory_bytes for group in groups for device in group)
-    if need <= have:
-        return ""
-    return f"{degrees} needs {need / 2**30:.1f} GiB a device, {have / 2**30:.0f} are there; raise tp or pp"
+    return more if request.spec.train.activation_checkpointing else f"{more}, or set train.activation_checkpointing"
 
 
 def _cost(request: ChoosePlan, degrees: Degrees, *, usual: bool = False) -> float:

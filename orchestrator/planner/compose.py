@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations, product
+from math import prod
 
 from .pipelines import Bench, Track
 from .shares import Pace, share_ids
@@ -50,7 +51,9 @@ class Limits:
     least_depth: int = 1
     most_depth: int = 1 << 30
     replicas: int | None = None
-    min_groups: int = 1
+    min_devices: int = 1
+    max_devices: int = 0
+    """0: no limit."""
 
 
 After = Callable[[Track], float]
@@ -79,9 +82,10 @@ def compose(
     most = min(limits.most_depth, len(bench.model.layers), ids)
     if limits.replicas is not None:
         # A number of pipelines is asked for: alike in depth.
+        least = max(limits.least_depth, -(-limits.min_devices // (bench.tp * limits.replicas)))
         options = [
             found
-            for depth in range(limits.least_depth, min(most, ids // limits.replicas, sum(groups) // limits.replicas) + 1)
+            for depth in range(least, min(most, ids // limits.replicas, sum(groups) // limits.replicas) + 1)
             if (found := _of_depth(bench, groups, depth, limits.replicas, owners))
         ]
         return _best([_shared(option, ids, after) for option in options], after)
@@ -208,10 +212,10 @@ def _best(options: Iterable[tuple[Member, ...]], after: After) -> tuple[Member, 
 
 
 def _pairs(groups: Sequence[int], depth: int) -> int:
-    whole = 1
-    for number in groups:
-        whole *= (number + 1) * (number + 2) // 2
-    return whole if depth > 1 else sum(groups)
+    """At most. A pipeline of one stage is of one class; there are as many states all the same."""
+    if depth == 1:
+        return len(groups) * prod(number + 1 for number in groups)
+    return prod((number + 1) * (number + 2) // 2 for number in groups)
 
 
 class _Whole(_Solver):

@@ -14,9 +14,9 @@ from orchestrator.domain.plan import Plan
 from orchestrator.domain.rows import words as row_words
 
 from .afterwards import after_loss
-from .ask import NoPlan, Planned
+from .ask import Ask, NoPlan, Planned
 from .job import ask_of
-from .machines import Machines, of_devices
+from .machines import of_devices
 from .owning import with_shares, words
 from .placement import place
 from .replan import Outlook
@@ -42,26 +42,23 @@ def choose_mixed(request: ChoosePlan, ahead: Outlook | None = None) -> Plan | No
     ask = ask_of(request.spec, request.profile, machines, seen=request.measured, kinds=request.table)
     said = measured_words(ask.measured, request.measured) + corrected_words(request)
     found = search(ask)
-    plan = _placed(request, machines, found, said)
+    plan = _placed(request, ask, found, said)
     if plan is None and isinstance(found, Planned) and found.best.is_uneven:
-        plan = _placed(request, machines, search(replace(ask, uneven=False)), said)
+        plan = _placed(request, ask, search(replace(ask, uneven=False)), said)
     return plan
 
 
-def _placed(request: ChoosePlan, machines: Machines, found: Planned | NoPlan, said: str) -> Plan | None:
+def _placed(request: ChoosePlan, ask: Ask, found: Planned | NoPlan, said: str) -> Plan | None:
     """None also where its state does not fit memory, wherever the mirrors turn out to be."""
-    wanted = request.spec.parallel
-    most = wanted.max_devices or machines.num_devices
-    if not isinstance(found, Planned) or not wanted.min_devices <= found.best.num_devices <= most:
+    if not isinstance(found, Planned):
         return None
     held = set(request.keep)
 
     def stranger(group: tuple[Device, ...]) -> int:
         return -sum(device in held for device in group)
 
-    idle = machines.num_devices - found.best.num_devices
-    reason = won_by(found.best, found.tried) + (f", {idle} idle" if idle else "") + said
-    plan = place(found.best, machines, reason=reason, prefer=stranger)
+    reason = won_by(found.best, found.tried, ask) + said
+    plan = place(found.best, ask.machines, reason=reason, prefer=stranger)
     kinds = dict(request.devices)
     shared = with_shares(plan, request.spec, request.profile, kinds, request.speeds, request.table)
     return shared and replace(shared, reason=shared.reason + words(shared, kinds))

@@ -31,19 +31,18 @@ class Track:
     """Of each stage for one id."""
     counts: tuple[int, ...]
     """tp groups taken of each class."""
+    heaviest: tuple[tuple[int, float], ...] = field(repr=False, compare=False)
+    """Of each class, parameters of a device of its fullest stage."""
+    depth: int = field(init=False, repr=False, compare=False)
+    period: float = field(init=False, repr=False, compare=False)
+    fill: float = field(init=False, repr=False, compare=False)
+    """Seconds of a step besides period x ids."""
 
-    @property
-    def depth(self) -> int:
-        return len(self.classes)
-
-    @property
-    def period(self) -> float:
-        return max(self.times)
-
-    @property
-    def fill(self) -> float:
-        """Seconds of a step besides period x ids."""
-        return sum(self.times) - max(self.times)
+    def __post_init__(self) -> None:
+        # Asked for again and again by whoever composes pipelines.
+        object.__setattr__(self, "depth", len(self.classes))
+        object.__setattr__(self, "period", max(self.times))
+        object.__setattr__(self, "fill", sum(self.times) - max(self.times))
 
     def layers(self, stage: int) -> slice:
         return slice(self.bounds[stage], self.bounds[stage + 1])
@@ -71,6 +70,7 @@ class Bench:
     _kept: list[float] = field(init=False)
     _held: dict[tuple[int, int], list[float]] = field(init=False, default_factory=dict)
     _tracks: dict[tuple[tuple[int, ...], int], Track | None] = field(init=False, default_factory=dict)
+    _afters: dict[tuple[int, float, int, float], tuple[float, float]] = field(init=False, default_factory=dict)
     _paces: list[float] = field(init=False)
     _is_regular: bool = field(init=False)
 
@@ -79,7 +79,8 @@ class Bench:
         again = max((kept_by(layer, self.tp, False) for layer in _variants(self.model)), default=0.0)
         self._again = again * self.samples * self.model.sequence if self.recompute else 0.0
         self.rooms = [usable(one.kind) - context(one.kind) - self._again for one in self.classes]
-        self.seconds = [[0.0, *accumulate(time.total for time in mine)] for mine in self.times]
+        totals = [_totals(mine) for mine in self.times]
+        self.seconds = [[0.0, *accumulate(mine)] for mine in totals]
         self.neighbour = [
             neighbour_time(self.model, self.tp, self.samples, one.kind.network_gb_s, self.constants) for one in self.classes
         ]
@@ -93,12 +94,11 @@ class Bench:
         self.params = [0.0, *accumulate(params for params, _ in parts)]
         self._kept = [0.0, *accumulate(kept for _, kept in parts)]
         self._is_regular = len({id(layer) for layer in self.model.layers[1:-1]}) <= 1
-        first = [time.total for time in self.times[0]]
-        share = sum(first)
+        share = sum(totals[0])
         # How much of the model's work, measured on the first class, a class can do in a second, whichever layers it has.
         self._paces = [
-            max(a / share / time.total for a, time in set(zip(first, mine, strict=True)) if time.total > 0)
-            for mine in self.times
+            max(first / share / total for first, total in set(zip(totals[0], mine, strict=True)) if total > 0)
+            for mine in totals
         ]
 
     def _layer_times(self, one: NodeClass) -> list[LayerTime]:
@@ -143,15 +143,33 @@ class Bench:
 
     def _make(self, classes: tuple[int, ...], replicas: int) -> Track | None:
         depth = len(classes)
-        seconds = [self.seconds[index] for index in classes]
-        extra = [self._beside(index, i, depth) for i, index in enumerate(classes)]
         room = [self.rooms[index] for index in classes]
         # A pipeline is worth having only if it takes as many ids as it is deep, so all of those may be in flight.
-        held = [self._held_by(live(depth, depth, i), replicas) for i in range(depth)]
+        held = [self._held_by(depth - i, replicas) for i in range(depth)]
         if max(prefix[-1] for prefix in held) <= min(room):
-            held = [[] for _ in classes]
+            return self._split(classes)
+        if self._is_regular:
+            # The best split of all is the best of those that fit, where it fits; it is the same for all replicas.
+            free = (classes, 0)
+            if free not in self._tracks:
+                self._tracks[free] = self._split(classes)
+            track = self._tracks[free]
+            if track is None or all(
+                prefix[last] <= prefix[first] + have
+                for prefix, have, first, last in zip(held, room, track.bounds, track.bounds[1:], strict=False)
+            ):
+                return track
+        return self._split(classes, held, room)
+
+    def _split(
+        self, classes: tuple[int, ...], held: Sequence[Sequence[float]] = (), room: Sequence[float] = ()
+    ) -> Track | None:
+        """The split whose slowest stage is fastest. held, room: by stage, as `exact_split` has them; empty: no matter."""
+        seconds = [self.seconds[index] for index in classes]
+        extra = self._extra(classes)
         rates = [self._paces[index] for index in classes]
-        least = (1.0 + sum(rate * beside for rate, beside in zip(rates, extra, strict=True))) / sum(rates)
+        least = (1.0 + sum([rate * beside for rate, beside in zip(rates, extra, strict=True)])) / sum(rates)
+        held, room = held or [()] * len(classes), room or [0.0] * len(classes)
         bounds = exact_split(seconds, held, room, extra, least * (1 - 1e-9), is_regular=self._is_regular)
         return None if bounds is None else self.cut(classes, bounds)
 
@@ -160,32 +178,39 @@ class Bench:
         counts = [0] * len(self.classes)
         for index in classes:
             counts[index] += 1
+        by_class, extra = self.seconds, self._extra(classes)
         times = tuple(
-            self.seconds[index][bounds[i + 1]] - self.seconds[index][bounds[i]] + self._beside(index, i, len(classes))
-            for i, index in enumerate(classes)
+            [by_class[index][bounds[i + 1]] - by_class[index][bounds[i]] + extra[i] for i, index in enumerate(classes)]
         )
-        return Track(classes=classes, bounds=bounds, times=times, counts=tuple(counts))
+        most: dict[int, float] = {}
+        for first, last, index in zip(bounds, bounds[1:], classes, strict=False):
+            most[index] = max(most.get(index, 0.0), self.params[last] - self.params[first])
+        return Track(classes=classes, bounds=bounds, times=times, counts=tuple(counts), heaviest=tuple(most.items()))
 
-    def _beside(self, index: int, stage: int, depth: int) -> float:
-        return self.neighbour[index] * ((stage > 0) + (stage < depth - 1))
+    def _extra(self, classes: tuple[int, ...]) -> list[float]:
+        """Seconds of each stage besides its layers: two neighbours, one at either end, none alone."""
+        found = [2 * self.neighbour[index] for index in classes]
+        found[0] -= self.neighbour[classes[0]]
+        found[-1] -= self.neighbour[classes[-1]]
+        return found
 
     # --- what a step takes besides ----------------------------------------------------------------------------------------
 
     def after(self, track: Track, replicas: int, network_gb_s: float) -> tuple[float, float]:
         """Seconds of (reduction and gathering, update) once all ids are done, of the stage that takes longest."""
-        most: dict[int, float] = {}
-        for first, last, index in zip(track.bounds, track.bounds[1:], track.classes, strict=False):
-            most[index] = max(most.get(index, 0.0), self.params[last] - self.params[first])
-        worst = (0.0, 0.0)
-        for index, params in most.items():
+        found = [self._after(index, params, replicas, network_gb_s) for index, params in track.heaviest]
+        return found[0] if len(found) == 1 else max(found, key=sum)
+
+    def _after(self, index: int, params: float, replicas: int, network_gb_s: float) -> tuple[float, float]:
+        key = (index, params, replicas, network_gb_s)
+        if key not in self._afters:
             one = self.classes[index]
             inside = max(1, one.devices // self.tp)
-            found = (
+            self._afters[key] = (
                 replica_time(params, replicas, inside, self.rules.mirrors, one.kind, network_gb_s, self.constants),
                 update_time(params, replicas, self.rules.mirrors, one.kind, self.constants),
             )
-            worst = max(worst, found, key=sum)
-        return worst
+        return self._afters[key]
 
     def least_after(self, replicas: int, network_gb_s: float) -> float:
         """Seconds below which no pipeline's `after` is: of a stage that holds an even part of the deepest there can be."""
@@ -223,11 +248,16 @@ def layer_times(
             for forward, backward in seen
         ]
     known: dict[int, LayerTime] = {}
-    for layer in model.layers:
-        if id(layer) not in known:
-            one = layer_time(layer, model, kind, tp, samples, recompute, constants, span)
-            known[id(layer)] = LayerTime(one.forward * factor, one.backward * factor, one.tp)
+    for layer in _variants(model):
+        one = layer_time(layer, model, kind, tp, samples, recompute, constants, span)
+        known[id(layer)] = LayerTime(one.forward * factor, one.backward * factor, one.tp)
     return [known[id(layer)] for layer in model.layers]
+
+
+def _totals(times: Sequence[LayerTime]) -> list[float]:
+    """Of each layer; those alike are one object."""
+    known: dict[int, float] = {}
+    return [known.get(id(time)) or known.setdefault(id(time), time.total) for time in times]
 
 
 def _variants(model: Model) -> Sequence[Layer]:

@@ -10,7 +10,7 @@ elsewhere.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.plan import Pipeline, Plan, Stage
@@ -42,7 +42,7 @@ def place(proposal: Proposal, machines: Machines, *, reason: str = "", prefer: P
         )
         made.append(Pipeline(stages=stages, micro_batches=tuple(range(first, first + ids[number]))))
         first += ids[number]
-    return Plan(pipelines=tuple(made), reason=reason, domains=_domains(machines, made))
+    return Plan(pipelines=tuple(made), reason=reason, domains=domains_of(machines, made))
 
 
 def _groups(proposal: Proposal, machines: Machines, prefer: Prefer) -> dict[ClassKey, Iterator[Group]]:
@@ -64,7 +64,8 @@ def _cut(machine: Machine, tp: int) -> Iterator[Group]:
     return (devices[i : i + tp] for i in range(0, len(devices) - tp + 1, tp))
 
 
-def _domains(machines: Machines, pipelines: list[Pipeline]) -> dict[NodeId, str]:
+def domains_of(machines: Machines, pipelines: Sequence[Pipeline]) -> dict[NodeId, str]:
+    """The failure domain of each of their nodes that shares one."""
     used = {device.node for pipeline in pipelines for stage in pipeline.stages for device in stage.devices}
     return {
         machine.node: machine.domain

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from orchestrator.domain.ids import Device
+from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.kinds import KINDS, Kinds, row_of
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.profile import Profile
@@ -68,8 +68,11 @@ def with_other_layers(
     return with_other_ids(changed, speeds) or changed
 
 
-def with_spare(plan: Plan, taken: Mapping[Device, Device], speeds: Speeds) -> Plan:
-    """Devices that stand by in place of those they are given for, and micro-batches shared out as their speeds want it."""
+def with_spare(plan: Plan, taken: Mapping[Device, Device], speeds: Speeds, domains: Mapping[NodeId, str]) -> Plan:
+    """Devices that stand by in place of those they are given for, and micro-batches shared out as their speeds want it.
+
+    domains: failure domains of their nodes, of those that share one.
+    """
     pipelines = tuple(
         replace(
             pipeline,
@@ -80,7 +83,9 @@ def with_spare(plan: Plan, taken: Mapping[Device, Device], speeds: Speeds) -> Pl
         )
         for pipeline in plan.pipelines
     )
+    here = {**plan.domains, **domains}
     changed = replace(plan, pipelines=pipelines)
+    changed = replace(changed, domains={node: here[node] for node in sorted(changed.nodes) if node in here})
     return with_other_ids(changed, speeds) or changed
 
 

@@ -27,7 +27,7 @@ from .cost import Breakdown
 from .heirs import fewest_helpers, nearest
 from .machines import ClassKey, Machines
 from .pipelines import Bench, Track
-from .placement import place
+from .placement import domains_of, place
 from .search import Benches, overfull, price, search
 from .shares import Pace, share_ids
 from .transport import Span, busiest_sender, least_moves
@@ -228,7 +228,8 @@ def _running(
     recut = _given_bytes(bench, sorted(kept), len(current.plan.pipelines)) * current.proposal.tp
     moved_bytes += recut
     slowest = min(bench.classes[index].kind.network_gb_s for track in by_track for index in set(track.classes)) * 1e9
-    seconds += recut / (slowest * current.proposal.tp * sum(track.depth for track, _ in kept.values()))
+    num_groups = sum(track.depth * len(mine) for track, mine in by_track.items())
+    seconds += recut / (slowest * current.proposal.tp * num_groups)
     return Change(
         rung=rung,
         proposal=_with(current.proposal, members, breakdown),
@@ -416,7 +417,8 @@ def placed(change: Change, current: Current, nodes: Sequence[NodeId] = (), devic
     for pipeline, number in sorted(counted, key=lambda one: _number(one[0], current.plan)):
         pipelines.append(replace(pipeline, micro_batches=tuple(range(first, first + number))))
         first += number
-    return Plan(pipelines=tuple(pipelines), reason=change.reason, domains=current.plan.domains)
+    domains = domains_of(current.machines, pipelines)  # also of nodes that were idle
+    return Plan(pipelines=tuple(pipelines), reason=change.reason, domains=domains)
 
 
 def _number(pipeline: Pipeline, plan: Plan) -> int:

@@ -7,19 +7,19 @@ and the same question gives the same answer to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import ceil
 
 from .ask import Ask, Batch, NoPlan, Planned, Proposal, gib
-from .compose import FEW, After, Member, alike, compose
+from .compose import FEW, After, Limits, Member, alike, compose
 from .cost import Breakdown
-from .machines import Machines
+from .machines import Machines, NodeClass
 from .memory import usable
 from .pipelines import Bench, Track
 from .uneven import UNCOUNTED, is_tight, memory_of
-from .words import lost_by
+from .words import listed, lost_by
 
 KEPT = 3
 TELLS_APART = 0.03
@@ -65,6 +65,17 @@ class _Way:
     network_gb_s: float
     """Of the slowest class that may be used: gradients go through all of them."""
 
+    @property
+    def words(self) -> str:
+        """`tp2, micro-batches of 4, recomputing, on B200 and H100 alone`."""
+        again = ", recomputing" if self.recompute else ""
+        names = [dict.fromkeys(one.kind.name for one in self._classes(is_used)) for is_used in (True, False)]
+        alone = f", on {listed(list(names[0]))} alone" if set(names[1]) - set(names[0]) else ""
+        return f"tp{self.tp}, micro-batches of {self.batch.samples}{again}{alone}"
+
+    def _classes(self, is_used: bool) -> list[NodeClass]:
+        return [one for one, number in zip(self.bench.classes, self.groups, strict=True) if bool(number) is is_used]
+
 
 def _order(way: _Way) -> tuple[float, ...]:
     return way.least_s, way.tp, way.batch.samples, way.recompute, way.network_gb_s
@@ -77,10 +88,7 @@ def search(ask: Ask, benches: Benches | None = None, below: float = float("inf")
     tried = 0
     for way in sorted(_ways(ask, benches or Benches()), key=_order):
         if way.least_s >= below or (len(found) >= KEPT and way.least_s >= found[0].seconds):
-            losers.append(
-                f"tp{way.tp}, micro-batches of {way.batch.samples}{', recomputing' if way.recompute else ''}: at least "
-                f"{way.least_s:.3g} s, were all its devices computing all the time"
-            )
+            losers.append(f"{way.words}: at least {way.least_s:.3g} s, were all its devices computing all the time")
             continue
         tried += 1
         limit = min(below, found[0].seconds) if len(found) >= KEPT else below
@@ -100,7 +108,7 @@ def search(ask: Ask, benches: Benches | None = None, below: float = float("inf")
     bound = bound_s(ask)
     proposals = tuple(replace(found[index], bound_s=bound) for index in kept)
     others = (f"{one.shape()}: {one.why}" for index, one in enumerate(found) if index not in kept)
-    return Planned(proposals=proposals, losers=(*others, *losers), tried=tried)
+    return Planned(proposals=proposals, losers=tuple(dict.fromkeys([*others, *losers])), tried=tried)
 
 
 def three(found: Sequence[tuple[float, Hashable, int]]) -> tuple[int, ...]:
@@ -134,16 +142,31 @@ def bound_s(ask: Ask) -> float:
             for layers, factor in zip(seen, factors, strict=True)
         ]
         passes = sum(
-            one.nodes * one.devices * one.key.speed / seconds
-            for one, seconds in zip(ask.machines.classes, times, strict=True)
+            number * one.key.speed / seconds
+            for number, one, seconds in zip(_usable(ask, [1 / s for s in times]), ask.machines.classes, times, strict=True)
         )
         return batch.micro_batches / passes
     flops = ask.model.flops(batch.samples * ask.model.sequence) * batch.micro_batches
-    rate = sum(
-        one.nodes * one.devices * one.kind.bf16_tflops * 1e12 / min(1.0, factor)
-        for one, factor in zip(ask.machines.classes, factors, strict=True)
-    )
+    rates = [
+        one.kind.bf16_tflops * 1e12 / min(1.0, factor) for one, factor in zip(ask.machines.classes, factors, strict=True)
+    ]
+    rate = sum(number * each for number, each in zip(_usable(ask, rates), rates, strict=True))
     return flops / (rate * ask.constants.product_share) if rate else float("inf")
+
+
+def _usable(ask: Ask, rates: Sequence[float]) -> list[int]:
+    """Devices of each class that a plan may have at most, the fastest first."""
+    numbers = [one.nodes * one.devices for one in ask.machines.classes]
+    return _first(numbers, ask.limits.max_devices or sum(numbers), sorted(range(len(rates)), key=lambda i: -rates[i]))
+
+
+def _first(numbers: Sequence[int], most: int, order: Iterable[int]) -> list[int]:
+    """At most so many, by class, those of the classes that come first in the order."""
+    taken = [0] * len(numbers)
+    for index in order:
+        taken[index] = min(numbers[index], most)
+        most -= taken[index]
+    return taken
 
 
 def _ways(ask: Ask, benches: Benches) -> Iterator[_Way]:
@@ -155,15 +178,30 @@ def _ways(ask: Ask, benches: Benches) -> Iterator[_Way]:
             for recompute in ask.recompute:
                 bench = benches.of(ask, tp, batch.samples, recompute)
                 numbers = {one.key: one.groups(tp) for one in ask.machines.classes}
-                groups = tuple(numbers[one.key] for one in bench.classes)
-                for network in sorted({one.kind.network_gb_s for one in bench.classes}):
-                    used = tuple(
-                        number if one.kind.network_gb_s >= network else 0
-                        for number, one in zip(groups, bench.classes, strict=True)
-                    )
-                    if sum(used) >= ask.limits.min_groups:
-                        least = _least_s(bench, used, batch.micro_batches)
-                        yield _Way(least, tp, batch, recompute, bench, used, network)
+                groups = [numbers[one.key] for one in bench.classes]
+                for used in dict.fromkeys(_choices(bench, groups, ask.limits)):
+                    network = min(one.kind.network_gb_s for one, number in zip(bench.classes, used, strict=True) if number)
+                    least = _least_s(bench, used, batch.micro_batches)
+                    yield _Way(least, tp, batch, recompute, bench, used, network)
+
+
+def _choices(bench: Bench, groups: Sequence[int], limits: Limits) -> Iterator[tuple[int, ...]]:
+    """Groups of each class that may be used together: those with a network as fast as some class's, and of them no more
+    than a job may have, the fastest or those with most memory.
+    """
+    indices = range(len(groups))
+    most = limits.max_devices // bench.tp if limits.max_devices else sum(groups)
+    orders = (
+        sorted(indices, key=lambda i: (bench.seconds[i][-1], i)),
+        sorted(indices, key=lambda i: (-bench.rooms[i], bench.seconds[i][-1], i)),
+    )
+    networks = [one.kind.network_gb_s for one in bench.classes]
+    for network in sorted(set(networks)):
+        fast = [number if mine >= network else 0 for number, mine in zip(groups, networks, strict=True)]
+        for order in orders:
+            used = _first(fast, most, order)
+            if sum(used) and sum(used) * bench.tp >= limits.min_devices:
+                yield tuple(used)
 
 
 def _least_s(bench: Bench, groups: Sequence[int], ids: int) -> float:
@@ -190,7 +228,7 @@ def _least_s(bench: Bench, groups: Sequence[int], ids: int) -> float:
 def _proposal(way: _Way, ask: Ask, below: float) -> Proposal | str:
     """The best of one way, or why there is none."""
     bench, ids = way.bench, way.batch.micro_batches
-    shape = f"tp{way.tp}, micro-batches of {way.batch.samples}"
+    least = -(-ask.limits.min_devices // way.tp)
     network = way.network_gb_s
     members = tuple[Member, ...]()
     for guess in _guesses(way, ask):
@@ -207,15 +245,18 @@ def _proposal(way: _Way, ask: Ask, below: float) -> Proposal | str:
             break
     if sum(way.groups) <= FEW and ask.limits.replicas is None:
         for found in alike(bench, way.groups, ids, ask.limits, lambda number: _after(bench, number, network)):
-            if found and (not members or price(bench, found).total < price(bench, members).total):
+            if found and _is_better(bench, found, members, least):
                 members = found
     memory, is_uneven = _memory(bench, members) if members else {}, False
     # Of many replicas each owns next to nothing, and who owns how much of that matters little.
-    if ask.uneven and sum(way.groups) <= FEW and (other := _uneven(way, ask, members, below)):
+    is_few = sum(way.groups) <= FEW
+    if ask.uneven and is_few and (other := _uneven(way, ask, members, below)) and _groups_of(other[0]) >= least:
         members, memory = other
         is_uneven = True
     if not members:
-        return f"{shape}: {_why_none(way, ask, below)}"
+        return f"{way.words}: {_why_none(way, ask, below)}"
+    if _groups_of(members) < least:
+        return f"{way.words}: has use for {_groups_of(members) * way.tp} devices, min_devices is {ask.limits.min_devices}"
     return Proposal(
         tp=way.tp,
         batch=way.batch,
@@ -226,6 +267,18 @@ def _proposal(way: _Way, ask: Ask, below: float) -> Proposal | str:
         memory=memory,
         is_uneven=is_uneven,
     )
+
+
+def _groups_of(members: Sequence[Member]) -> int:
+    """tp groups they take."""
+    return sum(member.track.depth * len(member.ids) for member in members)
+
+
+def _is_better(bench: Bench, found: tuple[Member, ...], members: tuple[Member, ...], least: int) -> bool:
+    """Faster, where both take as many groups as the job asks for; what takes too few is no plan."""
+    if not members or _groups_of(found) < least or _groups_of(members) < least:
+        return not members or _groups_of(members) < min(least, _groups_of(found))
+    return price(bench, found).total < price(bench, members).total
 
 
 def _uneven(
@@ -332,7 +385,8 @@ def _why_none(way: _Way, ask: Ask, below: float) -> str:
     replicas, ids = limits.replicas or 1, way.batch.micro_batches
     total = sum(way.groups)
     if limits.least_depth * replicas > total:
-        return f"needs {limits.least_depth * replicas} groups of {way.tp} devices on a node, {total} are there"
+        what = "devices" if way.tp == 1 else f"groups of {way.tp} devices on a node"
+        return f"needs {limits.least_depth * replicas} {what}, {total} {'is' if total == 1 else 'are'} there"
     if limits.least_depth * replicas > ids:
         return f"{ids} micro-batches are fewer than the stages of its pipelines"
     depth = min(limits.most_depth, len(ask.model.layers), total // replicas, ids // replicas)
@@ -352,14 +406,32 @@ def _none(ask: Ask, losers: list[str]) -> NoPlan:
         return NoPlan(reason="needs devices, none are usable; add a node")
     if not losers:
         island = max(one.devices for one in machines.classes)
-        if ask.tp is not None:
+        limits, most = ask.limits, ask.limits.max_devices
+        if ask.tp is not None and ask.model.divisor % ask.tp:
+            return NoPlan(reason=f"tp {ask.tp} does not divide {ask.model.divisor}; choose a divisor", forever=True)
+        if ask.tp is not None and island < ask.tp:
             said = f"tp {ask.tp} needs {ask.tp} devices on one node, the largest has {island}"
-            if ask.model.divisor % ask.tp:
-                return NoPlan(reason=f"tp {ask.tp} does not divide {ask.model.divisor}; choose a divisor", forever=True)
             return NoPlan(reason=f"{said}; lower tp or wait for a node")
-        return NoPlan(
-            reason=f"needs more than the {machines.num_devices} usable devices; lower min_devices or wait for a node"
-        )
-    remedy = "lower" if "micro-batches are fewer" in losers[0] else "raise"
-    fix = "lower pp or dp" if remedy == "lower" else "add nodes, raise tp or pp, or recompute activations"
-    return NoPlan(reason=f"{losers[0]}; {fix}")
+        if most and most < (ask.tp or 1):
+            return NoPlan(reason=f"tp {ask.tp} needs {ask.tp} devices, max_devices is {most}; raise it or lower tp")
+        usable = f"{machines.num_devices} are usable"
+        return NoPlan(reason=f"needs {limits.min_devices} devices, {usable}; lower min_devices or wait for a node")
+    best = losers[0]
+    if "min_devices" in best:
+        return NoPlan(reason=f"{best}; lower it, or raise train.micro_batches")
+    if "micro-batches are fewer" in best:
+        return NoPlan(reason=f"{best}; lower pp or dp")
+    return NoPlan(reason=f"{best}; {_more_memory(ask)}")
+
+
+def _more_memory(ask: Ask) -> str:
+    """What would help, of what was not tried."""
+    island = max(one.devices for one in ask.machines.classes)
+    can = ["add nodes" if not ask.limits.max_devices else "raise max_devices or add nodes"]
+    if ask.tp is not None and any(tp > ask.tp for tp in ask.model.degrees(island)):
+        can.append("raise tp")
+    if ask.limits.most_depth < min(len(ask.model.layers), ask.machines.num_devices):
+        can.append("raise pp")
+    if True not in ask.recompute:
+        can.append("recompute activations (train.activation_checkpointing)")
+    return listed(can, "or")

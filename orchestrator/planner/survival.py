@@ -29,7 +29,7 @@ class Survival:
     kept: int
     """No pipeline is whole any more, but every interval is still held: a re-plan moves state, nothing is lost."""
     lost: int
-    """Owner and mirror of an interval are both on it."""
+    """Owner and mirror of an interval are both on it, or nobody mirrors what it holds."""
     domains_lost: tuple[str, ...]
     pipelines: int
     words: str
@@ -42,7 +42,8 @@ def survival(plan: Plan, *, mirrors: int) -> Survival:
         broken[seat.device.node].add(seat.pipeline)
     partner = partners(plan) if mirrors else {}
     together, shared = _held_twice(plan, partner)
-    lost = {node for node in broken if node in together or not mirrors}
+    unmirrored = {seat.device.node for seat in plan.seats if seat.device not in partner}
+    lost = {node for node in broken if node in together or node in unmirrored}
     absorbed = {node for node in broken if node not in lost and len(broken[node]) < whole}
     kept = set(broken) - lost - absorbed
     return Survival(
@@ -52,7 +53,9 @@ def survival(plan: Plan, *, mirrors: int) -> Survival:
         lost=len(lost),
         domains_lost=tuple(sorted(shared)),
         pipelines=whole,
-        words=_words(len(broken), len(absorbed), len(kept), len(lost), tuple(sorted(shared)), mirrors),
+        words="it is one device, which nobody mirrors: its loss goes back to the last checkpoint"
+        if plan.world_size == 1 and mirrors
+        else _words(len(broken), len(absorbed), len(kept), len(lost), tuple(sorted(shared)), mirrors),
     )
 
 

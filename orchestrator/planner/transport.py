@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 Span = tuple[int, int]
 """Layers first..last-1."""
+RESOLUTION = 1 << 40
+"""Of what a group keeps at most; smaller differences are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,12 @@ def least_moves(old: Sequence[tuple[Span, int]], new: Sequence[tuple[Span, int]]
     return Moves(pairs=pairs, moved=total - sum(kept[pair] * count for pair, count in flow.items()))
 
 
-def _best_flow(gain: Mapping[tuple[int, int], float], supply: list[int], demand: list[int]) -> dict[tuple[int, int], int]:
+def _best_flow(kept: Mapping[tuple[int, int], float], supply: list[int], demand: list[int]) -> dict[tuple[int, int], int]:
     """The flow of most gain. Every augmenting path gains less than the one before, so it ends where none gains."""
+    # In whole numbers: sums of fractions that should be equal are not, and a way round in a circle that seems to gain by
+    # their last bit is walked for ever.
+    largest = max(kept.values(), default=1.0)
+    gain = {pair: round(value / largest * RESOLUTION) for pair, value in kept.items()}
     flow = dict.fromkeys(gain, 0)
     left, open_ = list(supply), list(demand)
     by_old: dict[int, list[int]] = {}
@@ -55,8 +61,8 @@ def _best_flow(gain: Mapping[tuple[int, int], float], supply: list[int], demand:
         by_old.setdefault(i, []).append(j)
         by_new.setdefault(j, []).append(i)
     while True:
-        best_old = {i: 0.0 for i, number in enumerate(left) if number and i in by_old}
-        best_new: dict[int, float] = {}
+        best_old = {i: 0 for i, number in enumerate(left) if number and i in by_old}
+        best_new: dict[int, int] = {}
         from_old: dict[int, int] = {}
         from_new: dict[int, int] = {}
         changed = list(best_old)
@@ -65,18 +71,18 @@ def _best_flow(gain: Mapping[tuple[int, int], float], supply: list[int], demand:
             for i in changed:
                 for j in by_old[i]:
                     value = best_old[i] + gain[i, j]
-                    if value > best_new.get(j, float("-inf")) + 1e-9:
+                    if j not in best_new or value > best_new[j]:
                         best_new[j], from_new[j] = value, i
                         reached[j] = None
             changed = []
             for j in reached:
                 for i in by_new[j]:
                     value = best_new[j] - gain[i, j]
-                    if flow[i, j] and value > best_old.get(i, float("-inf")) + 1e-9:
+                    if flow[i, j] and (i not in best_old or value > best_old[i]):
                         best_old[i], from_old[i] = value, j
                         changed.append(i)
         ends = [(best_new[j], -j) for j in best_new if open_[j]]
-        if not ends or max(ends)[0] <= 1e-9:
+        if not ends or max(ends)[0] <= 0:
             return flow
         j = -max(ends)[1]
         path: list[tuple[int, int, int]] = []

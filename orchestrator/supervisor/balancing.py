@@ -8,8 +8,9 @@ What devices take is an observation, kept beside the record and learned anew by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from heapq import nlargest, nsmallest
 from statistics import median
 
 from orchestrator.detection.straggler import KEPT, Seen, look, usual_of
@@ -38,6 +39,8 @@ SHOWN = 6
 PAUSE_S = 0.2
 """Of a change in which nothing moves, before there was one."""
 STATE_BYTES, MEMORY_BYTES_S = 12, 1e9
+MAX_BUSY = 32
+"""Ranks whose computing time a step tells of: steps are read by the ten thousand."""
 PLANNED = frozenset({Cause.BALANCE, Cause.GROW, Cause.SHRINK})
 
 
@@ -84,8 +87,26 @@ def _look(draft: Draft, state: Running) -> None:
     }
     if changed or len(kept) != len(record.stragglers):
         draft.set(stragglers={**kept, **changed})
+    if draft.steps and draft.steps[-1].generation == state.generation:
+        draft.steps[-1] = replace(draft.steps[-1], busy=_busy(draft, plan))
     for device, straggler in sorted(changed.items()):
         _tell(draft, device, straggler)
+
+
+def _busy(draft: Draft, plan: Plan) -> dict[Device, float]:
+    """For how much of a step each rank computes, to four digits."""
+    found = {
+        device: track.seconds * (stage.last - stage.first) * len(pipeline.micro_batches)
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for device in stage.devices
+        if (track := draft.tracks.get(device)) is not None and track.reports
+    }
+    told: Iterable[Device] = found
+    if len(found) > MAX_BUSY:
+        half, order = MAX_BUSY // 2, lambda device: (found[device], device)
+        told = (*nsmallest(half, found, order), *nlargest(half, found, order))
+    return {device: float(f"{found[device]:.4g}") for device in told}
 
 
 def _tell(draft: Draft, device: Device, straggler: Straggler) -> None:
@@ -258,7 +279,8 @@ def _with_spare(
                 taken[device]: record.stragglers[device].usual_s if device in slow else speeds[device] for device in seats
             }
             its_speeds = {**speeds, **usual}
-            return [(Remedy.SPARE, with_spare(plan, taken, its_speeds), its_speeds)]
+            domains = {node: spare.domain} if spare.domain else {}
+            return [(Remedy.SPARE, with_spare(plan, taken, its_speeds, domains), its_speeds)]
     return []
 
 

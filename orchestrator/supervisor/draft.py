@@ -68,6 +68,8 @@ class Draft:
         self.tracks: Mapping[Device, Track] = tracks or {}
         self.paces: dict[Device, float] = {}
         """What ranks have said in this kernel step."""
+        self.actor = ""
+        """Whose command is being carried out."""
         self.history: list[HistoryEntry] = []
         self.steps: list[StepRecord] = []
         self.effects: dict[EffectId, Effect] = {}
@@ -170,6 +172,8 @@ class Draft:
         return self._outbox
 
     def say(self, kind: str, message: str, **data: object) -> None:
+        if self.actor:
+            message, data = f"{message}; asked by {self.actor}", {**data, "by": self.actor}
         self.history.append(
             HistoryEntry(
                 job=self.record.id,

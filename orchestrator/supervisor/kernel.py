@@ -32,6 +32,7 @@ from orchestrator.domain.events import (
     HostSaid,
     Input,
     InstantCame,
+    JobCommand,
     JobSubmitted,
     NodeChecked,
     NodeRequested,
@@ -270,6 +271,7 @@ class _Cycle:
         draft = self._draft(one.job)
         if draft.is_over:
             return
+        draft.actor = one.by if isinstance(one, JobCommand) else ""
         match one:
             case CheckpointNow():
                 checkpoint_now(draft)
@@ -283,8 +285,8 @@ class _Cycle:
                 pause(draft)
             case ResumeRequested():
                 resume(draft)
-            case CancelRequested():
-                stop(draft, Cancelled(at=self.now))
+            case CancelRequested(by=asker):
+                stop(draft, Cancelled(at=self.now, by=asker))
             case ProgramProbed(profile=profile, start=start):
                 if isinstance(draft.state, Probing):
                     draft.set(profile=profile, checkpoint=start)
@@ -317,6 +319,7 @@ class _Cycle:
                 deadline_passed(draft, key)
             case _:
                 assert_never(one)
+        draft.actor = ""
 
     def _release(self, node: NodeId) -> None:
         self.admissions.release(node)

@@ -80,7 +80,9 @@ def _end(draft: Draft, outcome: Outcome) -> None:
         where = f" (rank on {outcome.device}, exit code {outcome.exit_code})" if outcome.device else ""
         draft.say("ended", f"{word}{where}: {outcome.message}", log_tail=list(outcome.log_tail))
     else:
-        draft.say("ended", f"{word} at step {draft.record.committed}")
+        # Where that is carried out now, who asked is said of everything that comes of it.
+        by = f" by {outcome.by}" if isinstance(outcome, Cancelled) and outcome.by and not draft.actor else ""
+        draft.say("ended", f"{word}{by} at step {draft.record.committed}")
 
 
 def _word(outcome: Outcome) -> str:

@@ -17,6 +17,7 @@ import yaml
 from api.client import ApiError, Client, Unreachable
 from orchestrator.domain.access import Role, Submitter
 from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.cluster import Node
 from orchestrator.domain.codec import encode
 from orchestrator.domain.errors import Unavailable
 from orchestrator.domain.events import (
@@ -26,10 +27,12 @@ from orchestrator.domain.events import (
 from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.incident import Incident
+from orchestrator.domain.kinds import KINDS
 from orchestrator.domain.state import Cancelled, Closing, Failed, Queued, Reforming, Running, Succeeded
 from tests.desk import NOW, a_plan, first_generation
 from tests.keys import guarded
-from tests.served import JOB, Served, running
+from tests.samples import PROFILE
+from tests.served import JOB, Served, eventually, running
 
 pytestmark = pytest.mark.timeout(120)
 PROBLEM = "application/problem+json"
@@ -318,6 +321,28 @@ def test_metrics_keep_a_step_that_was_run_again_under_its_generation(served: Ser
     assert list(client.all_metrics(JOB)) == steps
 
 
+def test_a_step_tells_for_how_long_each_rank_computes(served: Served, client: Client) -> None:
+    running(served)
+    served.desk.step(JOB, loss=4.0, busy={Device(NodeId("node-1"), 0): 0.15, Device(NodeId("node-2"), 1): 0.1})
+    served.desk.step(JOB, loss=3.9)
+    assert [step.busy for step in client.metrics(JOB)] == [{"node-1/0": 0.15, "node-2/1": 0.1}, {}]
+
+
+def test_mfu_is_of_the_data_sheets_of_the_plans_devices(served: Served, client: Client) -> None:
+    running(served, steps=1)
+    served.desk.change(served.desk.record(JOB), profile=PROFILE)
+    assert client.job(JOB).mfu is None, "nobody knows what its nodes are"
+    kinds = ("H100", "H100", "A100", "A100")
+    served.desk.set_nodes(*(Node(id=NodeId(f"node-{i}"), kind=kind, num_devices=2) for i, kind in enumerate(kinds, 1)))
+    eventually(lambda: client.job(JOB).mfu is not None)  # nodes are looked at now and then, for everybody
+    found = client.job(JOB)
+    peak = 4 * (KINDS["H100"].bf16_tflops + KINDS["A100"].bf16_tflops) * 1e12
+    assert found.tokens_per_s is not None
+    assert found.mfu == pytest.approx(6 * PROFILE.num_params * found.tokens_per_s / peak)
+    served.desk.become(JOB, Cancelled(at=NOW), "ended", "cancelled")
+    assert client.job(JOB).mfu is None, "it does not step"
+
+
 # --- ending --------------------------------------------------------------------------------------------------------------
 
 
@@ -330,6 +355,32 @@ def test_cancel_is_recorded_and_an_ended_job_refuses_it(served: Served, client: 
     with pytest.raises(ApiError, match="is over \\(CANCELLED\\)") as caught:
         client.cancel(JOB)
     assert caught.value.status == 409
+
+
+def test_whoever_asks_something_of_a_job_is_named(tmp_path: Path) -> None:
+    with guarded(tmp_path) as found, Client(found.url, token=found.token("ci", Role.OPERATOR)) as client:
+        running(found.served)
+        client.pause(JOB)
+        client.resume(JOB)
+        client.checkpoint_now(JOB)
+        client.resize(JOB, target=4, priority=2)
+        client.cancel(JOB)
+        client.to_many("cancel", state=["RUNNING"])
+        assert [command.by for command in found.served.desk.asked] == ["ci"] * 7  # type: ignore[union-attr]
+
+
+def test_a_deadline_is_shown_as_long_as_it_can_pass(served: Served, client: Client) -> None:
+    running(served)
+    record = served.desk.record(JOB)
+    assert client.job(JOB).next_action_at is None
+    limited = replace(record.spec, start_by_s=600, max_runtime_s=3600)
+    served.desk.change(record, spec=limited, started_at=None)
+    assert client.job(JOB).next_action_at == datetime.fromtimestamp(NOW + 600, UTC)
+    on_devices = replace(record.turn, held_s=100.0, held_since=NOW + 50)
+    served.desk.change(record, spec=limited, started_at=NOW + 50, turn=on_devices)
+    assert client.job(JOB).next_action_at == datetime.fromtimestamp(NOW + 50 + 3500, UTC)
+    served.desk.change(record, spec=limited, state=Cancelled(at=NOW))
+    assert client.job(JOB).next_action_at is None
 
 
 # --- health --------------------------------------------------------------------------------------------------------------

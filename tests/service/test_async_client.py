@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from api.client import ApiError, AsyncClient, AsyncJob, Client, Job, StillRunning, Unreachable
+from deploy import sync_client
 from orchestrator.domain.state import Succeeded
 from tests.desk import NOW
 from tests.served import JOB, Served, running, serve
@@ -28,6 +29,7 @@ def signatures(kind: type) -> dict[str, str]:
 
 
 def test_both_clients_and_both_handles_have_the_same_methods() -> None:
+    assert sync_client.MADE.read_text() == sync_client.made(), "make client"
     assert signatures(AsyncClient) == signatures(Client) and len(signatures(Client)) > 25
     assert signatures(AsyncJob) == signatures(Job)
 

@@ -462,3 +462,11 @@ def test_the_cli_loads_no_server_library() -> None:
         "import sys, api.cli.main; print([m for m in ('fastapi', 'ray', 'torch', 'redis', 'uvicorn') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", loaded], text=True) == "[]\n"
+
+
+def test_what_runs_here_is_told_as_json(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "api.cli", "down", "--state-dir", str(tmp_path / "never"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout)
+    assert said["url"] is None and not any(said["processes"].values()) and said["nodes"] == {}
+    assert "nothing was ever started" in done.stderr

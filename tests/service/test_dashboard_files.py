@@ -25,7 +25,9 @@ def browser(tmp_path: Path) -> TestClient:
     return TestClient(app)
 
 
-@pytest.mark.parametrize("path", ["/", "/jobs", "/jobs/job-1", "/jobs/job-1/map", "/nodes", "/plans", "/faults"])
+@pytest.mark.parametrize(
+    "path", ["/", "/jobs", "/jobs/job-1", "/jobs/job-1/map", "/nodes", "/plans", "/webhooks/wh-1", "/faults"]
+)
 def test_every_page_is_the_same_file_and_is_asked_for_again(browser: TestClient, path: str) -> None:
     answer = browser.get(path)
     assert answer.status_code == 200 and "Everstep" in answer.text

@@ -59,6 +59,8 @@ def test_a_plan_for_24576_devices_that_nobody_has_needs_no_server(tmp_path: Path
     assert found["bound_s"] < found["step_s"]
     assert sum(row["nodes"] for row in found["rows"]) == 3072
     assert all(row["memory_bytes"] < row["memory_limit_bytes"] for row in found["rows"])
+    busy = [row["memory_bytes"] for row in found["rows"] if row["used"]]
+    assert len(set(busy)) == len(busy) > 1, "each stage holds something else"
     assert found["alternatives"][0]["why"] and "may be lost" in found["survival"]
     console = Console(width=120, record=True, file=StringIO())
     console.print(plan_tables.forecast(ForecastView.model_validate(found)))
@@ -71,6 +73,30 @@ def test_a_job_that_fits_nowhere_says_why_and_exits_1(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"nodes": [{"kind": "T4", "devices": 4}]}))
     found = everstep("plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml"))
     assert found.exit_code == 1 and "GiB" in found.stderr and "usable" in found.stderr
+
+
+def test_nodes_that_do_the_same_are_one_row_and_slow_ones_another(tmp_path: Path) -> None:
+    small = JOB | {"model": {"layers": 6, "width": 256, "heads": 4, "kv_heads": 4, "ffn": 512}}
+    small |= {"train": JOB["train"] | {"micro_batches": 25, "sequence": 512}, "parallel": {"pp": 1, "tp": 1}}
+    nodes = [{"kind": "A100", "count": 3, "devices": 1}, {"kind": "A100", "devices": 1, "speed": 0.5}]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(small))
+    (tmp_path / "cluster.toml").write_text(
+        "\n".join(
+            "[[nodes]]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in section.items()) for section in nodes
+        )
+    )
+    asked = ("plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.toml"), "--json")
+    slow, well = json.loads(everstep(*asked).stdout)["rows"]
+    assert (slow["nodes"], well["nodes"]) == (1, 3)
+    assert slow["work"] == ["stage 1 of 1: layers 0-7, 6 micro-batches, at 50% of what its kind does"]
+    assert well["work"] == ["stage 1 of 1: layers 0-7, 6 to 7 micro-batches"]
+
+
+def test_which_file_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    (tmp_path / "cluster.yaml").write_text("nodes:\n- [H100")
+    found = everstep("plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml"))
+    assert found.exit_code == 2 and "cluster.yaml: not YAML at line" in "".join(found.stderr.split("\n"))
 
 
 def test_a_kind_nobody_knows_is_refused_with_those_that_are(tmp_path: Path) -> None:

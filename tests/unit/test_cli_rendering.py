@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from api import projections
-from api.cli import render
+from api.cli import render, top
 from api.cli.follow import Watch, sparkline
 from api.views import EventView, JobView, StepView
 from orchestrator.domain.copying import Copying
@@ -197,3 +197,16 @@ def test_a_watch_that_begins_late_knows_when_it_has_caught_up() -> None:
     assert watch.is_catching_up
     watch.see(a_step(40))
     assert not watch.is_catching_up
+
+
+def test_top_fits_a_narrow_terminal_whole() -> None:
+    running = a_job(typical_step_s=0.25)
+    others = [
+        running.model_copy(update={"status": status, "step": 123_456, "steps": 1_000_000, "tokens_per_s": 1e7})
+        for status in ("RECOVERING", "CANCELLED")
+    ]
+    narrow = shown(top.jobs_table([running, *others], 80), width=80)
+    assert "GOODPUT\n" in narrow.replace(" ", "") and "byte-gpt" in narrow and "…" not in narrow
+    assert "123456/1000000" in narrow and "RECOVERING" in narrow and "10,000,000" in narrow
+    wide = shown(top.jobs_table([running], 150), width=150)
+    assert "MFU" in wide and running.id in wide and "…" not in wide

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from orchestrator.domain.balance import Remedy
 from orchestrator.domain.failure import Cause
 from orchestrator.domain.host_events import StepsPassed
 from orchestrator.domain.ids import Device, Generation, NodeId
 from orchestrator.domain.state import Reforming, Running
 from orchestrator.recovery.balance import HORIZON_S, MAX_CHANGES, Offer, choose, recent
+from orchestrator.supervisor.balancing import MAX_BUSY
 from tests.builders import Bench, a_report, a_spec, an_answer
 
 IDS = 12
@@ -20,8 +23,9 @@ LAYER_S = 0.05
 class Balanced:
     """Two pipelines of one device each, on a bench whose clock moves with the steps."""
 
-    def __init__(self, steps: int = 10_000, nodes: int = 2) -> None:
-        spec = a_spec(tp=1, pp=1, dp=2, steps=steps, micro_batches=IDS, every=0)
+    def __init__(self, steps: int = 10_000, nodes: int = 2, dp: int = 2, ids: int = IDS) -> None:
+        spec = a_spec(tp=1, pp=1, dp=dp, steps=steps, micro_batches=ids, every=0)
+        self.ids = ids
         self.bench = Bench(nodes=nodes, devices=1, spec=spec).running()
         self.slow: dict[Device, float] = {}
 
@@ -46,7 +50,7 @@ class Balanced:
             for device in plan.devices:
                 event = StepsPassed(
                     generation=bench.record.generation,
-                    answers=(an_answer(number, IDS),),
+                    answers=(an_answer(number, self.ids),),
                     at=(bench.now,),
                     paces={device: took[device]},
                 )
@@ -87,6 +91,24 @@ def test_a_slow_device_gets_fewer_ids_without_a_lost_step_and_gets_them_back() -
     assert one.shares == [6, 6] and not one.bench.record.is_rebalanced
     assert [i.fault.cause for i in one.bench.record.incidents] == [Cause.BALANCE] * 2
     assert not one.bench.record.failures
+
+
+def test_a_step_tells_for_how_long_its_ranks_compute() -> None:
+    one = Balanced().trains(8)
+    quick, slow = one.bench.plan.devices[0], slow_one(one)
+    one.slow = {slow: 1.2}
+    one.trains(8)
+    layers = one.bench.plan.pipelines[0].stages[0].last
+    found = one.bench.steps[-1].busy
+    assert found == {quick: pytest.approx(6 * layers * LAYER_S), slow: pytest.approx(1.2 * 6 * layers * LAYER_S)}
+
+
+def test_of_a_large_plan_a_step_tells_of_the_slowest_and_the_quickest() -> None:
+    one = Balanced(nodes=MAX_BUSY + 4, dp=MAX_BUSY + 4, ids=MAX_BUSY + 4)
+    devices = one.bench.plan.devices
+    one.slow = {device: 1.0 + number / 1000 for number, device in enumerate(devices)}
+    one.trains(2)
+    assert set(one.bench.steps[-1].busy) == {*devices[: MAX_BUSY // 2], *devices[-MAX_BUSY // 2 :]}
 
 
 def test_one_fault_while_it_stops_for_other_shares_is_recovered_from_as_any() -> None:

@@ -161,3 +161,17 @@ def test_a_faster_node_that_makes_fewer_devices_the_faster_plan_is_used() -> Non
 def test_another_node_of_the_same_kind_that_nobody_has_work_for_changes_nothing() -> None:
     bench = on_a100s().add_node(4, devices=1, kind="A100").planned()
     assert bench.record.target is None and isinstance(bench.state, Running)
+
+
+def test_nodes_that_come_while_the_first_is_warmed_are_one_change_together() -> None:
+    bench = Bench(nodes=2, devices=1, spec=a_spec(tp=1, pp=1, micro_batches=8)).running().passed(1, 2, 3)
+    bench.add_node(2, devices=1).planned().passed(4).add_node(3, devices=1).planned().add_node(4, devices=1).planned()
+    assert isinstance(bench.state, Running) and bench.plan.world_size == 2, "nothing stops meanwhile"
+    bench.said(NodeId("n2"), HostOpened(seconds=1.0)).passed(5)
+    assert bench.record.join is None, "the first is warm, and the others are waited for"
+    bench.said(NodeId("n3"), HostOpened(seconds=1.0)).said(NodeId("n4"), HostOpened(seconds=1.0)).passed(6)
+    assert {device.node for device in bench.newcomers} == {"n2", "n3", "n4"}
+    bench.copying().caught_up().reports(replace(holding(6)(bench.device(0)), stopped=True))
+    bench.all_report(holding(6)).prepared().ready().passed(7)
+    assert bench.plan.world_size == 5
+    assert [one.fault.cause for one in bench.record.incidents] == [Cause.GROW], "one change for all three"

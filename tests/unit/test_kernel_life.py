@@ -13,14 +13,17 @@ from orchestrator.domain.effects import AddNode, ChoosePlan, ProbeProgram, Strik
 from orchestrator.domain.events import (
     CancelRequested,
     CheckpointFailed,
+    Contact,
     DeadlinePassed,
     EffectDone,
     HostClosed,
+    HostLost,
     JobSubmitted,
     NodeRequested,
     PlanChosen,
     ProgramProbed,
     ProgramRefused,
+    ResizeRequested,
 )
 from orchestrator.domain.faults import FaultKind, FaultRequested
 from orchestrator.domain.generation import Unreadable
@@ -30,6 +33,7 @@ from orchestrator.domain.job import JobRecord
 from orchestrator.domain.origin import FromCheckpoint, FromSeed
 from orchestrator.domain.plan import Infeasible
 from orchestrator.domain.requests import CloseHost, FormGeneration, InjectFault, OpenHost, PrepareSeats
+from orchestrator.domain.size import Size
 from orchestrator.domain.state import (
     TERMINAL,
     Cancelled,
@@ -42,6 +46,7 @@ from orchestrator.domain.state import (
     Stopping,
     Succeeded,
 )
+from orchestrator.domain.status import reason_of
 from orchestrator.planner.choose import choose
 from orchestrator.supervisor.deadlines import deadlines
 from orchestrator.supervisor.kernel import State, step
@@ -359,6 +364,26 @@ def test_cancel_ends_a_job_in_every_state(make: Callable[[], Bench]) -> None:
     bench.tell(CancelRequested(job=JOB))
     closed(bench)
     assert isinstance(bench.state, Cancelled) and not bench.record.outbox and not bench.record.hosts
+
+
+def test_who_cancelled_a_job_is_told_and_stays_with_it() -> None:
+    bench = Bench().running().tell(CancelRequested(job=JOB, by="ci"))
+    assert (bench.history[-1].type, bench.history[-1].data["by"]) == ("stopping", "ci")
+    closed(bench)
+    assert reason_of(bench.state) == "cancelled by ci" and bench.history[-1].message.startswith("CANCELLED by ci")
+
+
+def test_who_cancelled_a_job_that_holds_nothing_is_told_once() -> None:
+    bench = Bench(nodes=1).submitted().probed().planned().tell(CancelRequested(job=JOB, by="ci"))
+    assert bench.history[-1].message == "CANCELLED at step 0; asked by ci"
+
+
+def test_what_comes_after_a_command_is_not_its_authors() -> None:
+    bench = Bench().running()
+    asked = ResizeRequested(job=JOB, size=Size(target=4), by="ci")
+    bench.tell(asked, HostLost(job=JOB, node=NodeId("n0"), contact=Contact.UNREACHABLE, message="no answer"))
+    by = {entry.type: entry.data.get("by") for entry in bench.history}
+    assert by["resize_asked"] == "ci" and [type for type, who in by.items() if who] == ["resize_asked"]
 
 
 def test_hosts_that_do_not_confirm_are_abandoned_and_those_that_ended_need_not() -> None:

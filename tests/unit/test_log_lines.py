@@ -17,6 +17,7 @@ from api.projections import instant
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.secrecy import Veil
 from worker import logtimes
+from worker.logs import bound
 from worker.logtimes import LogTimes
 
 DEVICES = tuple(Device(NodeId(f"n{number}"), number % 2) for number in range(3))
@@ -147,6 +148,23 @@ def test_times_of_a_log_that_is_turned_over_begin_anew_and_many_get_coarser(logs
     logs.times = LogTimes(every_s=0)
     logs.look()
     assert logs.read().lines == found
+
+
+def test_a_log_that_grows_for_ever_gives_its_oldest_bytes_back_and_what_is_left_keeps_its_place(logs: Logs) -> None:
+    device, most = DEVICES[0], 1 << 16
+    text = "".join(f"line {number}\n" for number in range(50_000))
+    logs.write(device, text)
+    bound(logs.path(device), most)
+    found = logs.path(device).stat()
+    assert found.st_size == len(text) and found.st_blocks * 512 <= most + 8192
+    chunk = logfiles._read(logs.folder, device, None, 0, 1 << 20, Veil())
+    assert len(text) - most - 4096 <= chunk.begins <= len(text) - most
+    assert chunk.text == text[chunk.begins :] and chunk.next_offset == len(text)
+    page = logs.read(Asked(after={device: 5}), devices=[device])
+    assert texts(page.lines) == text[chunk.begins :].partition("\n")[2].splitlines(), "no part of a line, all that are left"
+    logs.write(device, "one more\n")
+    assert texts(logs.read(Asked(after=page.after), devices=[device]).lines) == ["one more"]
+    assert logfiles._read(logs.folder, device, None, len(text), 1 << 20, Veil()).text == "one more\n"
 
 
 @pytest.mark.parametrize("times", [float("nan"), 1e300, -1e18, 3e11])

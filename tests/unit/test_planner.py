@@ -59,7 +59,7 @@ def test_tp_groups_never_leave_a_node() -> None:
     assert plan.dp == 3
     assert all(len({device.node for device in stage.devices}) == 1 for p in plan.pipelines for stage in p.stages)
     assert refused(ask([1, 1, 2], a_spec(tp=2, pp=2))).reason == (
-        "tp2 x pp2 x dp1 needs 2 devices on one node 2 times, 1 are usable; lower tp or wait for a node"
+        "needs 2 devices on one node 2 times (tp2 x pp2 x dp1), there is 1 such set; lower tp or wait for a node"
     )
 
 
@@ -120,9 +120,18 @@ def test_a_model_too_big_for_one_device_is_cut() -> None:
     other = replace(line, name="v", layers=(1,))
     big = Profile(num_layers=2, lines=(line, other), divisors=(), activation_bytes=0)
     found = refused(ask([1], a_spec(), profile=big))
-    assert "GiB a device, 4 are there; raise tp or pp" in found.reason and not found.forever
+    assert re.search(r"needs .* GiB on a cpu, 3.7 GiB are usable; add nodes", found.reason) and not found.forever
     plan = planned(ask([4, 4], a_spec(), profile=big))
     assert plan.tp * plan.pp > 1
+
+
+def test_a_stage_with_more_than_its_share_is_not_averaged_away() -> None:
+    """Two layers of one and three parts: half of both is not what the second stage holds."""
+    small = Line(name="w", shape=(1024, 70_000), split=False, layers=(0,), decay=True)
+    heavy = replace(small, name="v", shape=(1024, 210_000), layers=(1,))
+    profile = Profile(num_layers=2, lines=(small, heavy), divisors=(), activation_bytes=0)
+    found = refused(ask([1, 1], a_spec(pp=2, mirrors=0), profile=profile))
+    assert re.search(r"needs 4\.0 GiB on a cpu \(layers 1-1\), 3\.7 GiB are usable; raise pp", found.reason)
 
 
 def test_devices_that_hold_state_are_preferred() -> None:
@@ -195,6 +204,11 @@ def test_an_exact_job_never_cuts_a_block() -> None:
     assert found.forever and "parallel.tp 4 cuts 0.weight (384 elements) inside one" in found.reason
     assert planned(ask([4, 4], exactly(True))).tp in (1, 2)
     assert planned(ask([4, 4], exactly(False, tp=4))).tp == 4
+
+
+def test_degrees_that_make_too_few_or_too_many_devices_name_the_number_that_would_do() -> None:
+    found = refused(ask([5], a_spec(dp=3, min_devices=4, micro_batches=48)))
+    assert found.reason == "needs 6 devices by parallel.dp 3, 5 usable; lower dp or min_devices, or wait for a node"
 
 
 def test_it_says_why_and_what_stays_idle() -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from api import chaos, schemas
 from api.chaos import FaultRequest, Schedule
 from api.documents import UnsupportedType, load_mapping
+from api.plan_files import ClusterFile
 from api.schemas import AddNodeRequest, JobFile, load_job_file, read
 from orchestrator.domain import spec
 from orchestrator.domain.errors import Refused
@@ -288,6 +289,17 @@ def test_an_unknown_kind_of_node_is_refused_with_the_known_ones() -> None:
     with pytest.raises(Refused, match=r'must be one of V100, .*H100, H200, B200, cpu; did you mean "H100"'):
         read(AddNodeRequest, {"kind": "h10"}).refuse_unless(table())
     read(AddNodeRequest, {"kind": "X1"}).refuse_unless(table([replace(KINDS["H100"], name="X1")]))
+
+
+def test_a_cluster_s_mistyped_words_are_told_what_was_probably_meant() -> None:
+    with pytest.raises(Refused) as refused:
+        read(ClusterFile, {"nodes": [{"kind": "H100", "cuont": 2}]})
+    (only,) = refused.value.problems
+    assert only.message == 'unknown key "cuont" of nodes[0]; did you mean "count"?'
+    with pytest.raises(Refused, match=r'unknown key "bf16_tflop" of kinds\.X1; did you mean "bf16_tflops"'):
+        read(ClusterFile, {"nodes": [{"kind": "X1"}], "kinds": {"X1": {"bf16_tflop": 1}}})
+    with pytest.raises(Refused, match="kind 'h10' is not known; did you mean \"H100\""):
+        read(ClusterFile, {"nodes": [{"kind": "h10"}]}).to_sketch()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,9 @@ def test_values_are_kept_in_files_of_their_owner_and_belong_to_a_project(
     assert not folder.veil(replace(mine, project="other"))
     capsys.readouterr()
     assert everstep_secret("ls") == 0 and capsys.readouterr().out == "mine  hf\n"
+    assert everstep_secret("set", "hf", "--json", given=CANARY) == 0
+    assert json.loads(capsys.readouterr().out) == {"project": "default", "name": "hf", "logs_cleaned": 0}
+    assert everstep_secret("rm", "hf") == 0
     assert everstep_secret("rm", "hf", "--project", "mine") == 0 and everstep_secret("rm", "hf") == 102
     assert not list(folder.names()) and CANARY not in str(list(file.parent.iterdir()))
 

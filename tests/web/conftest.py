@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from api.client import Client
 from api.dashboard import BUILT
@@ -71,6 +73,28 @@ def page(tabs: BrowserContext) -> Page:
 
 
 @pytest.fixture(scope="session")
-def axe() -> str:
-    """The program that looks for what keeps people out of a page."""
-    return (Path(__file__).parents[2] / "api/web/node_modules/axe-core/axe.min.js").read_text()
+def barriers() -> Callable[[Page], dict[str, Any]]:
+    """What keeps people out of the page that is open: what axe finds serious, in light and in dark, and what is cut off at
+    the width of a telephone."""
+    axe = (Path(__file__).parents[2] / "api/web/node_modules/axe-core/axe.min.js").read_text()
+
+    def find(page: Page) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        expect(page.locator("main h1")).to_be_visible()
+        expect(page.locator(".loading")).to_have_count(0)
+        page.evaluate(axe)
+        for scheme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast', 'link-in-text-block']}")):
+            page.emulate_media(color_scheme=scheme)  # which changes colours alone
+            for one in page.evaluate(f"axe.run(document, {{resultTypes: ['violations'], ...{rules}}})")["violations"]:
+                if one["impact"] in ("serious", "critical"):
+                    found[f"{page.url} {scheme} {one['id']}"] = [node["html"][:200] for node in one["nodes"]][:3]
+        page.set_viewport_size({"width": 375, "height": 800})
+        try:  # charts are drawn anew once the page has its width
+            page.wait_for_function("document.documentElement.scrollWidth <= 375", timeout=20_000)
+        except PlaywrightTimeout:
+            found[f"{page.url} at 375"] = page.evaluate("document.documentElement.scrollWidth")
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.emulate_media(color_scheme="light")
+        return found
+
+    return find

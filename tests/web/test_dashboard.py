@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
-from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from api.client import Client
 from api.client.credentials import headers_for
@@ -116,27 +116,13 @@ def test_eight_tabs_are_told_over_one_stream(tabs: BrowserContext, cluster: Loca
     eventually(lambda: _step(pages[2]) > seen and _step(pages[6]) > seen, 60)
 
 
-def test_nothing_on_any_page_keeps_people_out(page: Page, job: TinyJob, axe: str) -> None:
+def test_nothing_on_any_page_keeps_people_out(page: Page, job: TinyJob, barriers: Callable[[Page], dict[str, Any]]) -> None:
     """In light and dark; and at the width of a telephone nothing is cut off."""
     of_job = [f"/jobs/{job.id}{part}" for part in ("", "/map", "/incidents", "/events")]
     found: dict[str, Any] = {}
-    for path in ("/jobs", *of_job, "/nodes", "/plans", "/faults", "/jobs/none"):
+    for path in ("/jobs", *of_job, "/nodes", "/plans", "/webhooks", "/faults", "/jobs/none"):
         page.goto(path)
-        expect(page.locator("main h1")).to_be_visible()
-        expect(page.locator(".loading")).to_have_count(0)
-        page.evaluate(axe)
-        for scheme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast', 'link-in-text-block']}")):
-            page.emulate_media(color_scheme=scheme)  # which changes colours alone
-            for one in page.evaluate(f"axe.run(document, {{resultTypes: ['violations'], ...{rules}}})")["violations"]:
-                if one["impact"] in ("serious", "critical"):
-                    found[f"{path} {scheme} {one['id']}"] = [node["html"][:200] for node in one["nodes"]][:3]
-        page.set_viewport_size({"width": 375, "height": 800})
-        try:  # charts are drawn anew once the page has its width
-            page.wait_for_function("document.documentElement.scrollWidth <= 375", timeout=20_000)
-        except PlaywrightTimeout:
-            found[f"{path} at 375"] = page.evaluate("document.documentElement.scrollWidth")
-        page.set_viewport_size({"width": 1280, "height": 900})
-        page.emulate_media(color_scheme="light")
+        found |= barriers(page)
     assert not found
 
 

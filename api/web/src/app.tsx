@@ -9,14 +9,16 @@ import { JobsPage } from "./pages/jobs";
 import { NodesPage } from "./pages/nodes";
 import { PlansPage } from "./pages/plans";
 import { SignInPage } from "./pages/signin";
+import { WebhookPage, WebhooksPage } from "./pages/webhooks";
 import { place } from "./router";
 import { server } from "./server";
-import { signOut, who } from "./session";
+import { signOut, useRights, who } from "./session";
 
 export function App() {
   const { path } = useStore(place);
   const known = useStore(server);
   const user = useStore(who);
+  const { may, mayEverywhere } = useRights();
   return (
     <>
       <a class="skip" href="#main">
@@ -30,7 +32,8 @@ export function App() {
           <Tab href="/jobs" isHere={path === "/" || path.startsWith("/jobs")} label="Jobs" />
           <Tab href="/nodes" isHere={path === "/nodes"} label="Nodes" />
           <Tab href="/plans" isHere={path === "/plans"} label="Plans" />
-          {known?.chaos ? <Tab href="/faults" isHere={path === "/faults"} label="Faults" /> : null}
+          {may("admin") ? <Tab href="/webhooks" isHere={path.startsWith("/webhooks")} label="Webhooks" /> : null}
+          {known?.chaos && mayEverywhere("chaos") ? <Tab href="/faults" isHere={path === "/faults"} label="Faults" /> : null}
         </nav>
         <span class="spring" />
         <LinkMark />
@@ -81,6 +84,8 @@ function pageOf(path: string) {
   if (path === "/" || path === "/jobs") return <JobsPage />;
   if (first === "jobs" && id) return <JobPage key={id} id={decodeURIComponent(id)} part={part} />;
   if (path === "/nodes") return <NodesPage />;
+  if (path === "/webhooks") return <WebhooksPage />;
+  if (first === "webhooks" && id) return <WebhookPage key={id} id={decodeURIComponent(id)} />;
   if (path === "/plans") return <PlansPage />;
   if (path === "/faults") return <FaultsPage />;
   return <Lost />;

@@ -50,6 +50,13 @@ export function percent(share: number | null | undefined, digits = 1): string {
   return share === null || share === undefined ? "–" : `${(share * 100).toFixed(digits)} %`;
 }
 
+/** `41.2 %`, and of a small share its first digits: `0.0012 %`. */
+export function share(value: number | null | undefined): string {
+  if (value === null || value === undefined) return "–";
+  if (value >= 0.001 || value === 0) return percent(value);
+  return value < 0.00001 ? "< 0.001 %" : `${(value * 100).toPrecision(2)} %`;
+}
+
 export function bytes(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];

@@ -60,6 +60,10 @@ def test_what_is_lost_with_a_node_is_told() -> None:
     assert isinstance(found, Planned)
     assert "both copies" in survival(place(found.best, cluster), mirrors=1).words
     assert "recovery.mirrors" in survival(place(found.best, cluster), mirrors=0).words
+    alone = search(an_ask(a_model(4), a_cluster(("A100", 1, 1)), 8, rules=Rules(mirrors=1)))
+    assert isinstance(alone, Planned)
+    seen = survival(place(alone.best, a_cluster(("A100", 1, 1))), mirrors=1)
+    assert (seen.lost, seen.kept) == (1, 0) and "nobody mirrors" in seen.words
 
 
 def test_devices_that_are_preferred_are_taken_first() -> None:

@@ -40,6 +40,14 @@ def test_without_pretence_all_are_alike() -> None:
     assert {len(pipeline.micro_batches) for pipeline in plan.pipelines} == {6}
 
 
-@pytest.mark.parametrize("most", [2, 3])
-def test_a_limit_holds_for_mixed_devices_too(most: int) -> None:
-    assert planned(0.02, max_devices=most).world_size <= most
+@pytest.mark.parametrize(("most", "nodes"), [(1, {"n3"}), (2, {"n2", "n3"}), (3, {"n0", "n2", "n3"})])
+def test_a_job_that_may_have_fewer_devices_has_the_fastest(most: int, nodes: set[str]) -> None:
+    plan = planned(0.02, max_devices=most)
+    assert {device.node for device in plan.devices} == nodes
+    assert f"max_devices is {most}" in plan.reason
+
+
+def test_a_job_that_wants_all_devices_has_all_of_them() -> None:
+    """Also where fewer would be as fast."""
+    assert planned(0.02, min_devices=4, pp=1).world_size == 4
+    assert planned(0.02, min_devices=4, max_devices=4).world_size == 4

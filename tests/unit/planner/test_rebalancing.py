@@ -9,7 +9,14 @@ import pytest
 
 from orchestrator.domain.ids import Device
 from orchestrator.domain.plan import Pipeline, Plan
-from orchestrator.planner.rebalance import compute_s, layer_bytes, room_of, with_other_ids, with_other_layers
+from orchestrator.planner.rebalance import (
+    compute_s,
+    layer_bytes,
+    room_of,
+    with_other_ids,
+    with_other_layers,
+    with_spare,
+)
 from tests.builders import a_device, a_plan, a_profile, a_spec
 
 LAYERS, IDS = 6, 12
@@ -94,3 +101,15 @@ def test_equal_devices_keep_their_equal_shares() -> None:
     even = plan(3, 2)
     assert with_other_ids(even, speeds(even)) is None
     assert with_other_layers(even, speeds(even), dict.fromkeys(even.devices, 9.0), EACH) is None
+
+
+def test_who_stands_in_for_a_slow_one_brings_its_failure_domain_and_takes_a_whole_share() -> None:
+    running = plan(3, 1)
+    first, second, slow = running.devices
+    racks = {first.node: "rack=a", second.node: "rack=b", slow.node: "rack=c"}
+    spare = a_device(9)
+    held_up = replace(with_other_ids(running, speeds(running) | {slow: 3.0}) or running, domains=racks)
+    after = with_spare(held_up, {slow: spare}, {first: 1.0, second: 1.0, spare: 1.0}, {spare.node: "rack=b"})
+    assert after.devices == (first, second, spare)
+    assert [len(one.micro_batches) for one in after.pipelines] == [IDS // 3] * 3
+    assert after.domains == {first.node: "rack=a", second.node: "rack=b", spare.node: "rack=b"}

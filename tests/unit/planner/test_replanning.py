@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import permutations
+from itertools import accumulate, permutations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.domain.kinds import KINDS
 from orchestrator.planner.ask import Ask, NoPlan, Planned
 from orchestrator.planner.compose import Limits
-from orchestrator.planner.machines import Machines
+from orchestrator.planner.machines import Machines, NodeGroup, machines
 from orchestrator.planner.placement import place
 from orchestrator.planner.replan import Change, Current, Index, Outlook, Rung, placed, replan
 from orchestrator.planner.search import Benches, search
@@ -56,6 +58,21 @@ def test_an_idle_node_takes_a_lost_one_s_place_and_only_its_layers_move() -> Non
     assert lost not in plan.nodes and plan.world_size == 4
     kept = {device for device in plan.devices} & set(current.plan.devices)
     assert len(kept) == 3
+
+
+def test_a_node_that_fills_a_place_brings_its_failure_domain() -> None:
+    """Mirrors keep out of it as of any other's."""
+    racks = {"a": 2, "b": 2, "c": 1}
+    cluster = machines(
+        [NodeGroup(kind=KINDS["A100"], nodes=nodes, devices=1, domain=f"rack={rack}") for rack, nodes in racks.items()]
+    )
+    current, outlook = running(cluster, limits=Limits(least_depth=2, most_depth=2, replicas=2))
+    (idle,) = (machine for machine in cluster.nodes if machine.node not in current.plan.nodes)
+    lost = next(node for node in current.plan.nodes if current.plan.domains[node] != idle.domain)
+    found = changed(replan(current, outlook, nodes=(lost,), horizon=10_000))
+    plan = placed(found, current, nodes=(lost,))
+    assert found.rung is Rung.REPAIR and idle.node in plan.nodes
+    assert plan.domains == {one.node: one.domain for one in cluster.nodes if one.node in plan.nodes}
 
 
 def test_where_no_pipeline_is_whole_everything_is_cut_anew() -> None:
@@ -130,6 +147,18 @@ def test_no_assignment_of_roles_moves_less(old: list[tuple[int, int]], new: list
     assert abs(moves.moved - (total - max(everybody()))) < 1e-9
     given_out = [count for (_, j), count in moves.pairs.items() for _ in range(1) if j >= 0]
     assert sum(given_out) == len(new)
+
+
+@pytest.mark.timeout(20)
+def test_ways_round_that_gain_nothing_but_rounding_are_not_walked_for_ever() -> None:
+    """Sums of bytes that should be equal are not: 50 layers on six pipelines of four stages, after thirteen others."""
+    params = accumulate([2**24, *[50_364_416] * 48, 2**24 + 2048], initial=0)
+    weight = [number * (3.0 + 24.0 / 13) for number in params]
+    old = [(0, 8), (0, 17), (8, 15), (15, 22), (17, 33), (22, 29), (29, 36), (33, 50), (36, 43), (43, 50)]
+    new = [(0, 13), (13, 25), (25, 37), (37, 50)]
+    moves = least_moves([(span, 1 if span[1] - span[0] > 8 else 3) for span in old], [(span, 6) for span in new], weight)
+    assert sum(count for (_, j), count in moves.pairs.items() if j >= 0) == 24
+    assert 0.0 < moves.moved < 6 * weight[-1]
 
 
 def test_of_many_alike_only_the_difference_moves() -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planner_gap import worst_gap
 from orchestrator.domain.kinds import KINDS
 from orchestrator.planner.ask import NoPlan, Planned
-from orchestrator.planner.compose import Limits
+from orchestrator.planner.compose import MAX_PAIRS, Limits, _pairs
 from orchestrator.planner.machines import NodeGroup, machines
-from orchestrator.planner.memory import Rules, usable
+from orchestrator.planner.memory import Rules, need, usable
 from orchestrator.planner.search import search
+from orchestrator.planner.words import NAMES
 from tests.planning import a_cluster, a_model, an_ask
 
 
@@ -126,6 +129,67 @@ def test_wanted_degrees_are_kept_on_mixed_nodes() -> None:
     found = search(an_ask(a_model(6), cluster, 8, tp=2, limits=Limits(least_depth=2, most_depth=2, replicas=2)))
     assert isinstance(found, Planned)
     assert (found.best.tp, found.best.depths, found.best.replicas, found.best.num_devices) == (2, (2,), 2, 8)
+
+
+def test_pipelines_of_one_stage_are_no_dearer_to_plan_on_many_kinds() -> None:
+    """There is a state for every number of groups of every class, were it asked for all mixtures: millions of them."""
+    cluster = a_cluster(("A100", 32, 8), ("L4", 8, 8), ("T4", 64, 4), ("V100", 8, 8))
+    found = search(an_ask(a_model(8), cluster, 64, limits=Limits(most_depth=1)))
+    assert isinstance(found, Planned) and found.best.depths == (1,)
+    assert _pairs([257, 65, 257, 65], 1) > MAX_PAIRS
+
+
+def test_memory_is_what_a_device_holds_mirrors_included() -> None:
+    """By the rules for one device, not by the sums that the search goes by."""
+    cluster = a_cluster(("A100-40", 1, 4), ("H100", 1, 4), ("V100", 1, 4))
+    rules = Rules(mirrors=1)
+    ask = an_ask(a_model(12, 4096), cluster, 12, rules=rules, limits=Limits(least_depth=2))
+    found = search(ask)
+    assert isinstance(found, Planned)
+    for plan in found.proposals:
+        kinds = [KINDS[key.name] for key in plan.keys]
+        most: dict[str, float] = {}
+        for member in plan.members:
+            for stage, index in enumerate(member.track.classes):
+                held = need(
+                    ask.model.layers[member.track.layers(stage)],
+                    ask.model,
+                    kinds[index],
+                    rules,
+                    tp=plan.tp,
+                    samples=plan.batch.samples,
+                    in_flight=min(member.ids[0], member.track.depth - stage),
+                    replicas=plan.replicas,
+                )
+                assert held.mirrored == held.owned > 0.0
+                most[kinds[index].name] = max(most.get(kinds[index].name, 0.0), held.total)
+        assert {kind: used for kind, (used, _) in plan.memory.items()} == pytest.approx(most)
+
+
+def test_what_others_lost_by_is_said_in_figures() -> None:
+    found = search(an_ask(a_model(8, 4096, sequence=2048), a_cluster(("T4", 2, 4)), 16))
+    assert isinstance(found, Planned)
+    best, *others = found.proposals
+    for one in others:
+        assert f"{one.seconds / best.seconds - 1:.1%} slower, mostly by " in one.why
+        seconds = re.search(r"by (.*): (.*) s against (.*) s$", one.why)
+        assert seconds is not None
+        cause = next(cause for cause, name in NAMES.items() if name == seconds[1])
+        assert [float(seconds[2]), float(seconds[3])] == pytest.approx(
+            [getattr(one.breakdown, cause), getattr(best.breakdown, cause)], rel=0.01
+        )
+
+
+def test_sizes_are_kept_whatever_the_degrees() -> None:
+    cluster = a_cluster(("A100", 2, 4), ("H100", 1, 4))
+    for least, most in ((12, 0), (1, 5), (6, 6), (12, 12)):
+        found = search(an_ask(a_model(6, 4096), cluster, 48, limits=Limits(min_devices=least, max_devices=most)))
+        assert isinstance(found, Planned)
+        assert all(least <= one.num_devices <= (most or 12) for one in found.proposals)
+    asked = an_ask(a_model(6, 4096), cluster, 48, tp=4, limits=Limits(min_devices=12))
+    assert isinstance(search(asked), Planned), "three groups of four are twelve devices"
+    few = search(an_ask(a_model(6), cluster, 2, limits=Limits(min_devices=12, most_depth=1)))
+    assert isinstance(few, NoPlan) and "has use for 2 devices, min_devices is 12" in few.reason
 
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:

@@ -17,6 +17,10 @@ export type ForecastView = Shapes["ForecastView"];
 export type ServerView = Shapes["ServerView"];
 export type WhoView = Shapes["WhoView"];
 export type JobStatus = Shapes["JobStatus"];
+export type Role = Shapes["Role"];
+export type WebhookView = Shapes["WebhookView"];
+export type DeliveryView = Shapes["DeliveryView"];
+export type Occasion = Shapes["Occasion"];
 
 const api = createClient<paths>({ baseUrl: globalThis.location?.origin ?? "" });
 
@@ -92,9 +96,32 @@ export function submit(text: string, key: string): Promise<Shapes["SubmittedView
   );
 }
 
-export function listJobs(limit: number, cursor: string | null, states: readonly JobStatus[]): Promise<JobPage> {
-  const query = { limit, ...(cursor ? { cursor } : {}), ...(states.length ? { state: [...states] } : {}) };
+/** Which jobs a list shows; what is left out is any. */
+export interface Wanted {
+  states: readonly JobStatus[];
+  name: string | null;
+  project: string | null;
+  user: string | null;
+  labels: Readonly<Record<string, string>>;
+}
+
+export function listJobs(limit: number, cursor: string | null, wanted: Wanted): Promise<JobPage> {
+  const { states, name, project, user } = wanted;
+  const label = Object.entries(wanted.labels).map(([key, value]) => `${key}=${value}`);
+  const some = { ...(cursor ? { cursor } : {}), ...(name ? { name } : {}), ...(project ? { project } : {}), ...(user ? { user } : {}) };
+  const query = { limit, ...some, ...(label.length ? { label } : {}), ...(states.length ? { state: [...states] } : {}) };
   return asked(api.GET("/api/v1/jobs", { params: { query } }));
+}
+
+export type Bulk = Shapes["BulkView"];
+
+/** Of the open jobs that are wanted; isDry: only say which those are. Whose they are is no part of such a command. */
+export function toMany(verb: "cancel" | "pause" | "resume", wanted: Wanted, isDry: boolean): Promise<Bulk> {
+  const { name, project } = wanted;
+  const body = { state: [...wanted.states], labels: { ...wanted.labels }, dry_run: isDry, ...(name ? { name } : {}), ...(project ? { project } : {}) };
+  if (verb === "cancel") return asked(api.POST("/api/v1/jobs:cancel", { body })) as Promise<Bulk>;
+  if (verb === "pause") return asked(api.POST("/api/v1/jobs:pause", { body })) as Promise<Bulk>;
+  return asked(api.POST("/api/v1/jobs:resume", { body })) as Promise<Bulk>;
 }
 
 export function getJob(job: string): Promise<JobView> {
@@ -178,6 +205,10 @@ export function killNode(node: string): Promise<Accepted> {
   return causeFault({ kind: "kill_node", node });
 }
 
+export function killRank(job: string, rank: number): Promise<Accepted> {
+  return causeFault({ kind: "kill", job, rank });
+}
+
 export function causeFault(request: Record<string, unknown>): Promise<Accepted> {
   return asked(api.POST("/api/v1/faults", { body: request as Shapes["FaultRequest"] }));
 }
@@ -201,6 +232,56 @@ export function forecastOf(job: string, cluster: string): Promise<ForecastView> 
 function nested(name: string, text: string): string {
   return `${name}:\n${text.replace(/^/gm, "  ")}\n`;
 }
+
+// --- webhooks --------------------------------------------------------------------------------------------------------------------
+
+export type MadeWebhook = Shapes["MadeWebhookView"];
+export interface WantedWebhook {
+  name: string;
+  url: string;
+  events: Occasion[];
+  projects: string[];
+  labels: Record<string, string>;
+}
+
+export function listWebhooks(): Promise<WebhookView[]> {
+  return asked(api.GET("/api/v1/webhooks"));
+}
+
+export function getWebhook(id: string): Promise<WebhookView> {
+  return asked(api.GET("/api/v1/webhooks/{webhook_id}", { params: { path: { webhook_id: id } } }));
+}
+
+/** The answer alone has the secret that its messages are signed with. */
+export function createWebhook(wanted: WantedWebhook): Promise<MadeWebhook> {
+  return asked(api.POST("/api/v1/webhooks", { body: wanted }));
+}
+
+export async function removeWebhook(id: string): Promise<void> {
+  await asked(api.DELETE("/api/v1/webhooks/{webhook_id}", { params: { path: { webhook_id: id } } }));
+}
+
+export function webhookVerb(id: string, verb: "pause" | "resume"): Promise<WebhookView> {
+  const params = { path: { webhook_id: id } };
+  if (verb === "pause") return asked(api.POST("/api/v1/webhooks/{webhook_id}:pause", { params }));
+  return asked(api.POST("/api/v1/webhooks/{webhook_id}:resume", { params }));
+}
+
+export function testWebhook(id: string): Promise<DeliveryView> {
+  return asked(api.POST("/api/v1/webhooks/{webhook_id}:test", { params: { path: { webhook_id: id } } })) as Promise<DeliveryView>;
+}
+
+/** Newest first. */
+export function deliveriesOf(id: string): Promise<DeliveryView[]> {
+  return asked(api.GET("/api/v1/webhooks/{webhook_id}/deliveries", { params: { path: { webhook_id: id } } })) as Promise<DeliveryView[]>;
+}
+
+export function redeliver(id: string, delivery: string): Promise<DeliveryView> {
+  const params = { path: { webhook_id: id, delivery_id: delivery } };
+  return asked(api.POST("/api/v1/webhooks/{webhook_id}/deliveries/{delivery_id}:redeliver", { params })) as Promise<DeliveryView>;
+}
+
+// --- who asks --------------------------------------------------------------------------------------------------------------------
 
 export function whoAmI(): Promise<WhoView> {
   return asked(api.GET("/api/v1/whoami"));

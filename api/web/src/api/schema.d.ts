@@ -165,7 +165,8 @@ export interface paths {
         };
         /**
          * Logs
-         * @description One rank's log. With neither rank nor device: of the rank that failed, else of the first that has one.
+         * @description One rank's log. With neither rank nor device: of the rank that failed, else of the first that has one. What stands
+         *     before the byte X-Log-Begins is no longer kept: an offset before it reads from there.
          */
         get: operations["logs"];
         put?: never;
@@ -1867,6 +1868,13 @@ export interface components {
             /** At */
             at: string;
             /**
+             * Busy
+             * @default {}
+             */
+            busy: {
+                [key: string]: number;
+            };
+            /**
              * Eval Loss
              * @default null
              */
@@ -1917,6 +1925,11 @@ export interface components {
             loss: number | null;
             /** Name */
             name: string;
+            /**
+             * Next Action At
+             * @default null
+             */
+            next_action_at: string | null;
             /** Plan Summary */
             plan_summary: string | null;
             /**
@@ -2003,8 +2016,18 @@ export interface components {
             };
             /** Loss */
             loss: number | null;
+            /**
+             * Mfu
+             * @default null
+             */
+            mfu: number | null;
             /** Name */
             name: string;
+            /**
+             * Next Action At
+             * @default null
+             */
+            next_action_at: string | null;
             /** Num Params */
             num_params: number | null;
             plan: components["schemas"]["PlanView"] | null;
@@ -2678,6 +2701,13 @@ export interface components {
         StepView: {
             /** At */
             at: string;
+            /**
+             * Busy
+             * @default {}
+             */
+            busy: {
+                [key: string]: number;
+            };
             /**
              * Eval Loss
              * @default null

@@ -8,6 +8,7 @@ import { useStore } from "../live/store";
 import { Card, Empty, Loading, Table, Trouble } from "../parts/basics";
 import { notify } from "../parts/notices";
 import { server } from "../server";
+import { useRights } from "../session";
 import { clock, plain, seconds } from "../words";
 
 const OVER = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
@@ -31,6 +32,7 @@ export function FaultsPage() {
   useEffect(() => {
     document.title = "Faults · Everstep";
   }, []);
+  const mayCause = useRights().mayEverywhere("chaos");
   if (known && !known.chaos) return <NotAllowed />;
   const job = chosen || (jobs.find((one) => !OVER.has(one.status)) ?? jobs[0])?.id || "";
   return (
@@ -50,7 +52,7 @@ export function FaultsPage() {
           ))}
         </select>
       </label>
-      <Cause job={jobs.find((one) => one.id === job) ?? null} />
+      {mayCause ? <Cause job={jobs.find((one) => one.id === job) ?? null} /> : null}
       {job ? <Caused key={job} job={job} /> : null}
     </>
   );

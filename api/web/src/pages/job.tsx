@@ -8,7 +8,8 @@ import { link } from "../live/link";
 import { useStore } from "../live/store";
 import { Loading, Progress, Status, Trouble } from "../parts/basics";
 import { Dialog } from "../parts/dialog";
-import { count, duration } from "../words";
+import { useRights } from "../session";
+import { count, duration, when } from "../words";
 import { Events } from "./events";
 import { Incidents } from "./incidents";
 import { MapPart } from "./map";
@@ -83,6 +84,7 @@ function Head({ job }: { job: JobView }) {
   const [asking, setAsking] = useState<"scale" | "cancel" | "checkpoint" | "pause" | "resume" | null>(null);
   const close = () => setAsking(null);
   const isOver = OVER.has(job.status);
+  const mayAct = useRights().may("operator");
   const turn = job.status === "PAUSED" || job.status === "PAUSING" ? "resume" : "pause";
   const left = job.typical_step_s ? (job.steps - job.step) * job.typical_step_s : null;
   return (
@@ -97,7 +99,7 @@ function Head({ job }: { job: JobView }) {
             {job.generation ? ` · generation ${job.generation}` : ""}
           </p>
         </div>
-        {isOver ? null : (
+        {isOver || !mayAct ? null : (
           <div class="actions">
             <button type="button" onClick={() => setAsking("scale")}>
               Scale
@@ -115,6 +117,11 @@ function Head({ job }: { job: JobView }) {
         )}
       </div>
       {job.reason && !job.failure ? <p class="reason">{job.reason}</p> : null}
+      {job.next_action_at ? (
+        <p class="reason">
+          {job.started_at ? "Saved and ended at" : "Given up unless it trains by"} {when(job.next_action_at)}.
+        </p>
+      ) : null}
       {job.at_risk ? <p class="reason warn">At risk: {job.at_risk}</p> : null}
       <div class="progress-line">
         <Progress done={job.step} of={job.steps} word={job.status} />
@@ -140,7 +147,7 @@ function Head({ job }: { job: JobView }) {
         </Dialog>
       ) : null}
       {asking === "cancel" ? (
-        <Dialog title={`Cancel ${job.name}?`} verb="Cancel the job" isDangerous close={close} act={async () => (await cancel(job.id)).message}>
+        <Dialog title={`Cancel ${job.name}?`} verb="Cancel the job" leave="Leave it" isDangerous close={close} act={async () => (await cancel(job.id)).message}>
           <p>
             It ends at step {count(job.step)} and gives its devices back. A cancelled job cannot go on; a new one can begin from its newest checkpoint
             {job.checkpoint ? `, of step ${count(job.checkpoint.step)}` : ", of which there is none yet"}.

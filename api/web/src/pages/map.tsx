@@ -1,16 +1,19 @@
 // Where a job trains: every device of the cluster by node, coloured by state or by speed, through every change of plan.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { plansOf, type JobView, type PlanView, type SeatView } from "../api/client";
+import { killRank, plansOf, type JobView, type NodeView, type PlanView, type SeatView } from "../api/client";
 import { useAsked } from "../asking";
 import { server } from "../server";
 import { link } from "../live/link";
 import { useStore } from "../live/store";
 import { Card, Empty, Loading } from "../parts/basics";
+import { Dialog } from "../parts/dialog";
 import { Grid, type Paint } from "../parts/grid";
 import { colour, isDark } from "../parts/theme";
+import { useRights } from "../session";
 import { runs } from "../words";
 import { layersOf, rowsOf, type Cell, type CellState, type Row } from "./fleet";
+import { NodeDialog } from "./nodes";
 
 const STATES: Record<CellState, { word: string; ground: string; text: string }> = {
   training: { word: "trains", ground: "cell-training", text: "cell-ink" },
@@ -53,6 +56,7 @@ export function MapPart({ job }: { job: JobView }) {
         <p class="chosen" aria-live="polite">
           {cell ? <Chosen cell={cell} /> : "Choose a device with the mouse or the arrow keys."}
         </p>
+        {cell ? <Acts job={isNow ? job : null} cell={cell} node={nodes.find((one) => one.id === cell.node) ?? null} /> : null}
       </Card>
       <Seats plan={plan} />
     </>
@@ -146,6 +150,41 @@ function Legend({ rows, by, isCompared }: { rows: readonly Row[]; by: By; isComp
       {by === "speed" ? <span>light to strong: by the kind's dense bf16 rate</span> : null}
       {isCompared ? <span>+ came, − left, → moved since the generation before</span> : null}
     </p>
+  );
+}
+
+/** What can be done with the device that is chosen, by those who may. job: none where another generation is looked at. */
+function Acts({ job, cell, node }: { job: JobView | null; cell: Cell; node: NodeView | null }) {
+  const { mayEverywhere } = useRights();
+  const mayKill = (useStore(server)?.chaos ?? false) && mayEverywhere("chaos");
+  const [asking, setAsking] = useState<"drain" | "kill" | "rank" | null>(null);
+  if (!node || node.status === "LOST") return null;
+  const close = () => setAsking(null);
+  const rank = job && cell.state === "training" ? cell.seat?.rank : undefined;
+  return (
+    <div class="actions">
+      {mayEverywhere("operator") ? (
+        <button type="button" class="small" onClick={() => setAsking("drain")}>
+          Drain {node.id}
+        </button>
+      ) : null}
+      {mayKill && rank !== undefined ? (
+        <button type="button" class="danger small" onClick={() => setAsking("rank")}>
+          Kill rank {rank}
+        </button>
+      ) : null}
+      {mayKill ? (
+        <button type="button" class="danger small" onClick={() => setAsking("kill")}>
+          Kill {node.id}
+        </button>
+      ) : null}
+      {asking === "drain" || asking === "kill" ? <NodeDialog what={asking} node={node} close={close} /> : null}
+      {asking === "rank" && job && rank !== undefined ? (
+        <Dialog title={`Kill rank ${rank}?`} verb="Kill it" isDangerous close={close} act={async () => (await killRank(job.id, rank)).message}>
+          <p>Its process on {cell.device} is killed at once, without warning; the job recovers.</p>
+        </Dialog>
+      ) : null}
+    </div>
   );
 }
 

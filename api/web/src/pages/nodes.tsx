@@ -7,6 +7,7 @@ import { useStore } from "../live/store";
 import { Empty, Figure, Loading, Status, Table } from "../parts/basics";
 import { Dialog } from "../parts/dialog";
 import { server } from "../server";
+import { useRights } from "../session";
 import { clock, count, plural } from "../words";
 
 type Asking = { what: "add" } | { what: "drain" | "remove" | "kill" | "cordon" | "uncordon" | "release"; node: NodeView };
@@ -20,13 +21,16 @@ export function NodesPage() {
     document.title = "Nodes · Everstep";
   }, []);
   const close = () => setAsking(null);
+  const mayAct = useRights().mayEverywhere("operator");
   return (
     <>
       <div class="heading">
         <h1 tabIndex={-1}>Nodes</h1>
-        <button type="button" class="primary" onClick={() => setAsking({ what: "add" })}>
-          Add nodes
-        </button>
+        {mayAct ? (
+          <button type="button" class="primary" onClick={() => setAsking({ what: "add" })}>
+            Add nodes
+          </button>
+        ) : null}
       </div>
       {nodes === null ? <Loading lines={6} /> : <Listed nodes={nodes} jobs={[...jobs.values()]} ask={setAsking} />}
       {asking?.what === "add" ? <AddDialog close={close} /> : null}
@@ -39,7 +43,9 @@ function Listed({ nodes, jobs, ask }: { nodes: readonly NodeView[]; jobs: readon
   if (nodes.length === 0) {
     return (
       <Empty title="There is no node.">
-        <p>Jobs wait until there is one. Add some here, or have machines join with Ray.</p>
+        <p>
+          Jobs wait until there is one. Add emulated ones here, or have machines bring themselves in with <code>everstep join</code>.
+        </p>
       </Empty>
     );
   }
@@ -65,7 +71,9 @@ function Listed({ nodes, jobs, ask }: { nodes: readonly NodeView[]; jobs: readon
 }
 
 function Line({ node, ask }: { node: NodeView; ask: (asking: Asking) => void }) {
-  const chaos = useStore(server)?.chaos ?? false;
+  const { mayEverywhere } = useRights();
+  const mayAct = mayEverywhere("operator");
+  const mayKill = (useStore(server)?.chaos ?? false) && mayEverywhere("chaos");
   const isHere = node.status !== "LOST";
   const held = node.quarantine.filter((one) => one.standing !== "released");
   const button = (what: Exclude<Asking["what"], "add">, label: string, isDangerous = false) => (
@@ -104,12 +112,12 @@ function Line({ node, ask }: { node: NodeView; ask: (asking: Asking) => void }) 
       </td>
       <td class="whole">
         <span class="actions">
-          {node.scheduling === "open" && isHere ? button("cordon", "Cordon") : null}
-          {node.scheduling !== "open" ? button("uncordon", "Uncordon") : null}
-          {isHere ? button("drain", "Drain") : null}
-          {isHere ? button("remove", "Remove") : null}
-          {held.some((one) => one.standing === "held") || node.admission === "refused" ? button("release", "Release") : null}
-          {chaos && isHere ? button("kill", "Kill", true) : null}
+          {mayAct && node.scheduling === "open" && isHere ? button("cordon", "Cordon") : null}
+          {mayAct && node.scheduling !== "open" ? button("uncordon", "Uncordon") : null}
+          {mayAct && isHere ? button("drain", "Drain") : null}
+          {mayAct && isHere ? button("remove", "Remove") : null}
+          {mayAct && (held.some((one) => one.standing === "held") || node.admission === "refused") ? button("release", "Release") : null}
+          {mayKill && isHere ? button("kill", "Kill", true) : null}
         </span>
       </td>
     </tr>
@@ -161,7 +169,7 @@ const WORDS = {
   kill: { title: "Kill", text: "Every process of it is killed at once, without warning. Jobs that train there recover." },
 } as const;
 
-function NodeDialog({ what, node, close }: { what: keyof typeof WORDS; node: NodeView; close: () => void }) {
+export function NodeDialog({ what, node, close }: { what: keyof typeof WORDS; node: NodeView; close: () => void }) {
   const [deadline, setDeadline] = useState("");
   const act = async () => {
     if (what === "drain") return (await drainNode(node.id)).message;

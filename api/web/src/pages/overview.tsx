@@ -1,14 +1,15 @@
 // How a job does: its curve, its rate, and where its time goes.
 
 import { useMemo } from "preact/hooks";
-import type { JobView } from "../api/client";
+import type { JobView, StepView } from "../api/client";
 import { curveOf, median, rate, type Curve } from "../curve";
 import type { JobLog } from "../live/joblog";
 import { useStore } from "../live/store";
 import { Card, Empty, Figure, Loading, Trouble } from "../parts/basics";
 import { Chart, type Line, type Mark } from "../parts/chart";
-import { compact, count, duration, fixed, percent, plain, plural, seconds, when } from "../words";
+import { compact, count, duration, fixed, percent, plain, plural, seconds, share, when } from "../words";
 import { Goodput } from "./goodput";
+import { Ranks } from "./ranks";
 
 const RECENT = 20;
 
@@ -42,6 +43,7 @@ function Figures({ job, curve }: { job: JobView; curve: Curve }) {
       ) : null}
       <Figure name="Tokens/s" value={last && pace ? compact(last.tokens / pace) : "–"} note={`median of ${RECENT} steps`} />
       <Figure name="Step" value={seconds(pace ?? job.typical_step_s)} note={job.tokens_per_step ? `${count(job.tokens_per_step)} tokens` : ""} />
+      <Figure name="MFU" value={share(job.mfu)} note="by data sheets, bf16" title="6 operations per parameter and token, of what the devices could do" />
       <Figure name="Goodput" value={percent(job.goodput?.share)} note="since it started" />
       <Figure name="Recoveries" value={job.recoveries} note={job.false_alarms ? plural(job.false_alarms, "false alarm") : "no false alarm"} />
       <Figure name="Steps run again" value={again} note={again ? "shown in grey" : "none was lost"} />
@@ -56,6 +58,8 @@ function Curves({ job, curve }: { job: JobView; curve: Curve }) {
   const again = useMemo(() => curve.again.map((stretch) => lineOf(stretch, (step) => step.loss)), [curve]);
   const ratesAgain = useMemo(() => curve.again.map((stretch) => lineOf(stretch, rate)), [curve]);
   const marks = useMemo(() => marksOf(job), [job.incidents]);
+  const busy = useMemo(() => busyOf(curve.counted), [curve]);
+  const busyAgain = useMemo(() => curve.again.map((stretch) => busyOf(stretch).slowest).filter((one) => one.x.length), [curve]);
   if (curve.counted.length === 0) return <Empty title={job.status === "PENDING" ? "It has not started yet." : "No step has been committed yet."} />;
   const [first, last] = [curve.counted[0]!, curve.counted.at(-1)!];
   return (
@@ -80,11 +84,30 @@ function Curves({ job, curve }: { job: JobView; curve: Curve }) {
           fromZero
           format={compact}
         />
+        {busy.slowest.x.length > 1 ? (
+          <Chart
+            title="Slowest rank computes"
+            summary={`slowest and quickest rank of a step, ${seconds(busy.slowest.y.at(-1))} and ${seconds(busy.quickest.y.at(-1))} at step ${busy.slowest.x.at(-1)}`}
+            line={busy.slowest}
+            second={busy.quickest}
+            isDense
+            ghosts={busyAgain}
+            marks={marks}
+            fromZero
+            format={seconds}
+          />
+        ) : null}
+        <Ranks job={job} steps={curve.counted} />
       </div>
       <p class="legend">
         {held.x.length ? (
           <span>
             <i class="key second" /> on held-out text
+          </span>
+        ) : null}
+        {busy.quickest.x.length > 1 ? (
+          <span>
+            <i class="key second" /> quickest rank
           </span>
         ) : null}
         {marks.length ? (
@@ -135,6 +158,13 @@ function LastSteps({ curve }: { curve: Curve }) {
 
 function lineOf<T extends { step: number }>(steps: readonly T[], value: (step: T) => number | null): Line {
   return { x: steps.map((step) => step.step), y: steps.map(value) };
+}
+
+/** Seconds that the slowest and the quickest rank compute of a step, where a step tells. */
+function busyOf(steps: readonly StepView[]): { slowest: Line; quickest: Line } {
+  const told = steps.filter((step) => Object.keys(step.busy).length > 0);
+  const of = (choose: (...spent: number[]) => number) => lineOf(told, (step) => choose(...Object.values(step.busy)));
+  return { slowest: of(Math.max), quickest: of(Math.min) };
 }
 
 /** What a step says of held-out text is of the weights that the step before has left; of the last, the job says it. */

@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import type { Problem } from "../api/client";
 
-const MARKS: Record<string, string> = { SUCCEEDED: "✓", FAILED: "✗", CANCELLED: "■", LOST: "✗", RECOVERING: "↻", RESIZING: "⇄", PAUSED: "‖" };
+const MARKS: Record<string, string> = { SUCCEEDED: "✓", FAILED: "✗", CANCELLED: "■", LOST: "✗", RECOVERING: "↻", RESIZING: "⇄", PAUSED: "‖", DELIVERED: "✓" };
 
 export function Status({ word }: { word: string }) {
   return (

@@ -25,6 +25,8 @@ interface Props {
   line: Line;
   /** Another quantity of the same unit, at some of the places, joined by a line. */
   second?: Line;
+  /** Of `second`: no dot at each place, of which there are many. */
+  isDense?: boolean;
   /** Drawn in grey: what was committed and run again. */
   ghosts?: readonly Line[];
   marks?: readonly Mark[];
@@ -93,7 +95,7 @@ function options(latest: { current: Props }, width: number): uPlot.Options {
   };
 }
 
-function drawBelow(plot: uPlot, { ghosts = [], marks = [], second }: Props): void {
+function drawBelow(plot: uPlot, { ghosts = [], marks = [], second, isDense }: Props): void {
   const { ctx, bbox } = plot;
   ctx.save();
   ctx.beginPath();
@@ -130,6 +132,6 @@ function drawBelow(plot: uPlot, { ghosts = [], marks = [], second }: Props): voi
     if (dots) ctx.fill(places);
   };
   for (const ghost of ghosts) draw(ghost, "ghost");
-  if (second) draw(second, "second", 3);
+  if (second) draw(second, "second", isDense ? 0 : 3);
   ctx.restore();
 }

@@ -12,13 +12,17 @@ interface Props {
   verb: string;
   isDangerous?: boolean;
   isWide?: boolean;
+  /** What the button that leaves everything as it is says, where "Cancel" could be taken for something else. */
+  leave?: string;
+  /** There is nothing to decide: one button. */
+  isNotice?: boolean;
   children: ComponentChildren;
-  /** What to say when it is done. Its Problem is shown, and the dialog stays. */
+  /** What to say when it is done, "" for nothing. Its Problem is shown, and the dialog stays. */
   act: () => Promise<string>;
   close: () => void;
 }
 
-export function Dialog({ title, verb, isDangerous, isWide, children, act, close }: Props) {
+export function Dialog({ title, verb, isDangerous, isWide, leave, isNotice, children, act, close }: Props) {
   const dialog = useRef<HTMLDialogElement>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
   const [isBusy, setBusy] = useState(false);
@@ -29,7 +33,8 @@ export function Dialog({ title, verb, isDangerous, isWide, children, act, close 
     event.preventDefault();
     setBusy(true);
     try {
-      notify(await act());
+      const said = await act();
+      if (said) notify(said);
       dialog.current?.close();
     } catch (caught) {
       setProblem(caught as Problem);
@@ -43,9 +48,11 @@ export function Dialog({ title, verb, isDangerous, isWide, children, act, close 
         {children}
         {problem ? <Trouble problem={problem} /> : null}
         <footer>
-          <button type="button" class="quiet" onClick={() => dialog.current?.close()}>
-            Cancel
-          </button>
+          {isNotice ? null : (
+            <button type="button" class="quiet" onClick={() => dialog.current?.close()}>
+              {leave ?? "Cancel"}
+            </button>
+          )}
           <button type="submit" class={isDangerous ? "danger" : "primary"} disabled={isBusy}>
             {verb}
           </button>
