@@ -22,7 +22,7 @@ demo: $(STAMP)  ## The main job: train, lose a node, recover, get a node back, f
 # What is computed or served, and ranks no clock is held to, run two files at a time; whatever else trains has the machine
 # to itself. Both run in any case.
 COMPUTED := tests/unit tests/sim
-UNHURRIED := $(patsubst %,tests/integration/test_%.py,links probe reach session zygote)
+UNHURRIED := $(patsubst %,tests/integration/test_%.py,collectives forming links probe reach session zygote)
 BESIDE := $(COMPUTED) tests/contract tests/service tests/ranks $(UNHURRIED)
 PAIRED := --numprocesses 2 --dist loadfile
 

@@ -2,7 +2,8 @@
 
 An accelerator works behind a queue. A rank that had given it a whole step would wait for that inside a call that no abort
 ends, and when a fault closes the generation it would be killed with all that it holds. So it stays a micro-batch ahead of
-its device, no more, and waits by looking. On a processor nothing is behind: it only looks whether it shall go on.
+its device, no more, and waits by looking. It sleeps between two looks, and says why: whoever watches it would take it for
+one that hangs. On a processor nothing is behind: it only looks whether it shall go on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+
+from .progress import Progress
 
 AHEAD = 1
 """Micro-batches that may be under way when the next one is given: enough that the device is never without work."""
@@ -49,8 +52,9 @@ class Mark(Protocol):
 class DeviceBacklog:
     """make: a mark that is not recorded yet; they are used again."""
 
-    def __init__(self, make: Callable[[], Mark]) -> None:
+    def __init__(self, make: Callable[[], Mark], progress: Progress) -> None:
         self._make = make
+        self._progress = progress
         self._under_way: deque[Mark] = deque()
         self._free: list[Mark] = []
 
@@ -61,13 +65,46 @@ class DeviceBacklog:
 
     def wait(self, most: int, proceed: Callable[[], None]) -> None:
         proceed()
-        while len(self._under_way) > most:
-            if self._under_way[0].query():
-                self._free.append(self._under_way.popleft())
-            else:
+        self._forget_passed()
+        if len(self._under_way) <= most:
+            return
+        self._progress.behind(True)
+        try:
+            while len(self._under_way) > most:
                 time.sleep(LOOK_S)
                 proceed()
+                self._forget_passed()
+        finally:
+            self._progress.behind(False)
+
+    def _forget_passed(self) -> None:
+        while self._under_way and self._under_way[0].query():
+            self._free.append(self._under_way.popleft())
 
 
-def backlog_of(device: torch.device) -> Backlog:
-    return DeviceBacklog(torch.cuda.Event) if device.type == "cuda" else NoBacklog()
+def backlog_of(device: torch.device, progress: Progress) -> Backlog:
+    return DeviceBacklog(torch.cuda.Event, progress) if device.type == "cuda" else NoBacklog()
+
+
+class Landing(Protocol):
+    """What is on its way between ranks, as a session posts it."""
+
+    def wait(self) -> object: ...
+
+
+class Landed:
+    """`posted`, waited for until all of it is in this device's memory, and has left it.
+
+    A carrier that works inside the device is through with waiting once it has told the device to wait.
+    """
+
+    def __init__(self, posted: Landing, backlog: Backlog, proceed: Callable[[], None]) -> None:
+        self._posted = posted
+        self._backlog = backlog
+        self._proceed = proceed
+
+    def wait(self) -> None:
+        """Raises Aborted, PeerLost."""
+        self._posted.wait()
+        self._backlog.given()
+        self._backlog.wait(0, self._proceed)

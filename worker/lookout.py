@@ -20,10 +20,11 @@ from .watch import CALM_LOOK_S, LOOK_S, Process, Watch, in_words
 
 
 class Lookout:
-    """tells_waits, hang_s: see Watch. `looks` counts, so that whoever reads it sees a lookout that has fallen asleep."""
+    """tells_waits, waits_inside, hang_s: see Watch. `looks` counts, so that a lookout that has fallen asleep is seen."""
 
-    def __init__(self, *, tells_waits: bool, hang_s: float = 0.0) -> None:
+    def __init__(self, *, tells_waits: bool, waits_inside: bool = False, hang_s: float = 0.0) -> None:
         self._tells_waits = tells_waits
+        self._waits_inside = waits_inside
         self._hang_s = hang_s
         self.begin(Generation(0))
         self.looks = 0
@@ -39,7 +40,13 @@ class Lookout:
 
     def begin(self, generation: Generation) -> None:
         """What was learned belongs to the generation before, and goes with it."""
-        self._watch = Watch(generation, time.monotonic(), tells_waits=self._tells_waits, hang_s=self._hang_s)
+        self._watch = Watch(
+            generation,
+            time.monotonic(),
+            tells_waits=self._tells_waits,
+            waits_inside=self._waits_inside,
+            hang_s=self._hang_s,
+        )
 
     def look(self, at: Mapping[Device, Seat]) -> RanksStalled | None:
         """What is to be told now. Only ranks that were told to form this generation are watched."""
@@ -65,13 +72,14 @@ class Lookout:
 
     def sight(self, device: Device, seat: Seat) -> RankSight:
         opinion, seen = self._watch.opinion(device), seat.page.look()
+        waits_inside = self._waits_inside and opinion.in_wait
         return RankSight(
             device=device,
             generation=seen.generation,
             phase=seen.phase,
             step=seen.step,
             still_s=opinion.still_s,
-            in_wait=self._watch.is_waiting(seat.page.glance(), time.monotonic()),
+            in_wait=waits_inside or self._watch.is_waiting(seat.page.glance(), time.monotonic()),
             group=seen.group,
             members=members_in(seen.group),
             collective=seen.collective,

@@ -104,7 +104,7 @@ class Trainer:
         with self._noting(form.generation):
             held = kept.fill(session, plan_buckets, form.restore, self._progress)
         moved = perf_counter()
-        data = DataAxis(session, plan_buckets, buffers, gradients, held)
+        data = DataAxis(session, plan_buckets, buffers, gradients, held, self._progress)
         data.gather()
         gathered = perf_counter()
         self._copies = Copies(session, self._spec.recovery)
@@ -171,6 +171,9 @@ class Trainer:
         """What this rank knows, whatever it was doing when it left."""
         self._snapshots.copied()  # what was begun is handed over now: nobody knows when there will be a next step
         held = self._kept.whole
+        if held is not None and held.state.device.type != "cpu":
+            # Where a kernel has failed, of an assertion say, this raises that: nothing of such memory can be read any more.
+            held.state[:1, :1].cpu()
         found = self._found[1] if self._found is not None and self._found[0] == generation else None
         changed = self._copies.changed_since(held) if held is not None and self._copies is not None else None
         if changed is not None:

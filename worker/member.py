@@ -221,6 +221,7 @@ class Member:
         faultpoint("before_report")
         self._orders.reported = generation
         self._say(RankReported(report=report))
+        faultpoint("after_report")
         self._page.phase(Phase.IDLE, generation, report.passed)
 
     def _say_ready(self, generation: Generation, phases: dict[str, float]) -> None:

@@ -32,6 +32,10 @@ class Progress(Protocol):
 
     def leave(self) -> None: ...
 
+    def behind(self, is_behind: bool) -> None:
+        """This rank waits for its own device, which has yet to come to what it was given last; or no longer does."""
+        ...
+
     def quiet(self, since_s: float, exchanged: Iterable[Exchanged]) -> None:
         """A wait lasts, and nothing has moved in it for since_s: what has passed over each connection, what is awaited."""
         ...
@@ -78,6 +82,9 @@ class Relay:
     def leave(self) -> None:
         self._to.leave()
 
+    def behind(self, is_behind: bool) -> None:
+        self._to.behind(is_behind)
+
     def quiet(self, since_s: float, exchanged: Iterable[Exchanged]) -> None:
         self._to.quiet(since_s, exchanged)
 
@@ -107,6 +114,8 @@ class Unwatched:
     def enter(self, group: str) -> None: ...
 
     def leave(self) -> None: ...
+
+    def behind(self, is_behind: bool) -> None: ...
 
     def quiet(self, since_s: float, exchanged: Iterable[Exchanged]) -> None: ...
 

@@ -6,7 +6,8 @@ kind of phase, in a wait and outside one, and belongs to one generation: the nex
     what is seen                              limit                                      what follows
     stopped (SIGSTOP)                         STOPPED_S                                  guilty
     asleep outside a wait                     max(floor of the kind, ASLEEP_X longest)   guilty
-    burning CPU or in disk outside a wait     max(floor of the kind, BURNING_X longest)  guilty
+    burning CPU, in disk or behind its own    max(floor of the kind, BURNING_X longest)  guilty; where a peer's message is
+    device outside a wait                                                                waited for inside it, looked into
     runnable and given no CPU                 none: the machine is busy                  nothing
     in a wait in which nothing moves          max(floor of the kind, WAIT_X longest)     looked into: another's doing
 
@@ -115,13 +116,17 @@ class _Still:
 class Watch:
     """tells_waits: whether ranks say in a wait whom it is for; then one that no longer says so does not wait.
 
-    hang_s: a floor of the job's own, for whoever is outside a wait and not stopped.
+    waits_inside: whether a device waits for peers, so that who waits for its device may be waiting for anybody. hang_s: a
+    floor of the job's own, for whoever is outside a wait and not stopped.
     """
 
-    def __init__(self, generation: Generation, now: float, *, tells_waits: bool, hang_s: float = 0.0) -> None:
+    def __init__(
+        self, generation: Generation, now: float, *, tells_waits: bool, waits_inside: bool = False, hang_s: float = 0.0
+    ) -> None:
         self.generation = generation
         self.looked_at = now
         self._tells_waits = tells_waits
+        self._waits_inside = waits_inside
         self._hang_s = hang_s
         self._still: dict[Device, _Still] = {}
         self._longest_wait: dict[Kind, float] = {}
@@ -185,7 +190,7 @@ class Watch:
         if still.still_s < CURIOUS_S or (process := process_of(device)) is None:
             return False
         in_wait = self.is_waiting(glance, now)
-        self._account(still, process, passed_s, in_wait)
+        self._account(still, process, passed_s, in_wait, glance.is_behind)
         quiet_s = min(still.still_s, now - glance.quiet_since) if glance.quiet_since else still.still_s
         still.quiet_s = max(still.quiet_s, quiet_s)
         still.opinion = self._opinion(still, in_wait, quiet_s)
@@ -207,7 +212,7 @@ class Watch:
         # Messages may have moved all through a long wait.
         longest[still.kind] = max(longest.get(still.kind, 0.0), (still.quiet_s or still.still_s) + passed_s)
 
-    def _account(self, still: _Still, process: Process, passed_s: float, in_wait: bool) -> None:
+    def _account(self, still: _Still, process: Process, passed_s: float, in_wait: bool, is_behind: bool) -> None:
         """Where the time since the last look has gone."""
         before, still.process = still.process, process
         if not process.is_stopped:
@@ -218,7 +223,7 @@ class Watch:
             return
         used_s = min(passed_s, max(0.0, process.cpu_s - before.cpu_s))
         starved_s = min(passed_s, max(0.0, process.starved_s - before.starved_s))
-        if process.is_in_disk:
+        if process.is_in_disk or is_behind:
             used_s = max(used_s, passed_s - starved_s)
         still.burning_s += used_s
         still.asleep_s += max(0.0, passed_s - used_s - starved_s)
@@ -242,6 +247,8 @@ class Watch:
             why = f"has slept outside any wait for {still.asleep_s:.1f} s ({still.kind} limit {limits.asleep_s:.1f} s)"
         elif still.burning_s >= limits.burning_s:
             why = f"has used {still.burning_s:.0f} s of CPU without progress ({still.kind} limit {limits.burning_s:.0f} s)"
+            if self._waits_inside:
+                return Opinion(still_s=still.still_s, in_wait=True, why=f"{why}; its device may wait for a peer's")
         return Opinion(still_s=still.still_s, is_guilty=bool(why), why=why)
 
     def _is_to_be_told(self, still: _Still) -> bool:

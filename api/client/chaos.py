@@ -29,7 +29,7 @@ VERDICTS_S = 60.0
 MAX_DRAWS = 3
 """For each fault wanted."""
 CURVE_TOLERANCE = 1e-5
-AFTER_LEAVING = frozenset({*IN_THE_NEXT_PROCESS, "before_report"})
+AFTER_LEAVING = frozenset({*IN_THE_NEXT_PROCESS, "before_report", "after_report"})
 """Points that only a recovery reaches: drawn faults there could wait for ever."""
 NOT_DRAWN = AFTER_LEAVING | AROUND_A_SNAPSHOT | {"in_evaluation"}
 """Those, and points that a job may have no step for: nobody need save or evaluate anything."""

@@ -32,6 +32,7 @@ POINTS = (
     "in_snapshot",
     "after_snapshot",
     "before_report",
+    "after_report",
     "in_restore",
     "in_transfer",
 )

@@ -117,6 +117,8 @@ class JobRecord:
     """Checkpoints in a row that could be read and were not what was saved."""
     void: Generation = Generation(0)
     """The last one of which nothing counts, because what it was restored from was not what was saved."""
+    doubted: Generation = Generation(0)
+    """The newest one whose memory is not believed, until a later one trains: by then nobody has that any more."""
     save_asked: Step | None = None
     """A person wants a checkpoint of a later step than this one."""
     save_told: Generation = Generation(0)

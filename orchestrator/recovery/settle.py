@@ -9,13 +9,18 @@ from orchestrator.domain.ids import Device, Generation, Step
 
 
 def settle(
-    generation: Generation, committed: Step, last_answer: Answer | None, reports: Mapping[Device, RankReport]
+    generation: Generation,
+    committed: Step,
+    last_answer: Answer | None,
+    reports: Mapping[Device, RankReport],
+    doubted: Generation = Generation(0),
 ) -> Settlement:
     """The step everybody continues from, never below `committed`, and who holds it whole.
 
     If anybody passed the vote for s, then every holder has the complete gradient of s, and s is committed. If nobody did,
     s is run again: whoever had only voted goes on from s-1, which it still holds. Where an owner and its mirror disagree,
-    which of them is wrong is not known, nor what it has spoiled since: nobody holds anything then.
+    which of them is wrong is not known, nor what it has spoiled since: nobody holds anything then. Nor does
+    whoever was told nothing since and still has what it had: doubted is the newest generation whose memory is not believed.
     """
     answers = [report.answer for report in reports.values() if report.answer and _is_of(report, generation)]
     newest = max(answers, key=lambda answer: answer.step, default=last_answer)
@@ -25,12 +30,12 @@ def settle(
     holders = tuple(
         (device, report.held.generation)
         for device, report in sorted(reports.items())
-        if report.held is not None and _can_reach(report, step, answer) and not is_distrusted
+        if report.held is not None and _can_reach(report, step, answer) and not is_distrusted and _is_after(report, doubted)
     )
     arrived = tuple(
         (device, report.arrived.intervals)
         for device, report in sorted(reports.items())
-        if report.arrived is not None and report.arrived.step == step and not is_distrusted
+        if report.arrived is not None and report.arrived.step == step and not is_distrusted and _is_after(report, doubted)
     )
     return Settlement(
         generation=generation, step=step, answer=answer, holders=holders, is_distrusted=is_distrusted, arrived=arrived
@@ -46,6 +51,11 @@ def _is_of(report: RankReport, generation: Generation) -> bool:
     if report.answered_in is not None:
         return report.answered_in == generation
     return report.held is None or report.held.generation == generation  # said by a host of an earlier version
+
+
+def _is_after(report: RankReport, doubted: Generation) -> bool:
+    """Whether it has been told to restore since; of who holds nothing nobody knows."""
+    return not doubted or (report.held is not None and report.held.generation > doubted)
 
 
 def _can_reach(report: RankReport, step: Step, answer: Answer | None) -> bool:

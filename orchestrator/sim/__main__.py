@@ -42,6 +42,7 @@ def main() -> int:
         "--jobs", type=int, default=1, help="processes to run seeds in; only failures are told, and a count"
     )
     parser.add_argument("--failover", action="store_true", help="one failure, the supervisor dies at every point")
+    parser.add_argument("--twice", action="store_true", help="with --failover: a second rank dies with the supervisor")
     parser.add_argument("--dies-at", type=int, help="with --failover: at this point only")
     parser.add_argument("--replay", type=Path, metavar="BUNDLE", help="what `everstep bundle JOB` wrote")
     asked = parser.parse_args()
@@ -62,7 +63,9 @@ def main() -> int:
             if outcome.verdict is not Verdict.PASSED:
                 if asked.trace is None:
                     print("\n".join(outcome.trace[-TAIL:]))
-                again = replay(outcome.seed, asked.steps, asked.replay) if not asked.failover else replay_failover(outcome)
+                again = replay(outcome.seed, asked.steps, asked.replay)
+                if asked.failover:
+                    again = replay_failover(outcome, twice=asked.twice)
                 print(f"{outcome.verdict}: {outcome.message}\nreplay: {again}", flush=True)
             worst = worst or EXIT[outcome.verdict]
     return worst
@@ -80,10 +83,11 @@ def _outcomes(seed: int, asked: argparse.Namespace) -> Iterator[Outcome]:
         print(_line(outcome, time.process_time() - began), flush=True)
         yield outcome
     elif asked.dies_at is not None:
-        yield replace(run_failover(seed, asked.dies_at, trace=asked.trace is not None), dies_at=asked.dies_at)
+        found = run_failover(seed, asked.dies_at, twice=asked.twice, trace=asked.trace is not None)
+        yield replace(found, dies_at=asked.dies_at)
     else:
         number = 0
-        for number, outcome in enumerate(failovers(seed)):  # noqa: B007
+        for number, outcome in enumerate(failovers(seed, twice=asked.twice)):  # noqa: B007
             yield outcome
         print(f"seed {seed}: {number} points of failover, {time.process_time() - began:.2f} s of CPU", flush=True)
 
@@ -107,8 +111,9 @@ def _run_one(work: tuple[int, int | None]) -> Outcome:
     return replace(run(work[0], steps=work[1]), trace=())
 
 
-def replay_failover(outcome: Outcome) -> str:
-    return f"python -m orchestrator.sim --failover --seed {outcome.seed} --dies-at {outcome.dies_at} --trace"
+def replay_failover(outcome: Outcome, *, twice: bool = False) -> str:
+    also = " --twice" * twice
+    return f"python -m orchestrator.sim --failover{also} --seed {outcome.seed} --dies-at {outcome.dies_at} --trace"
 
 
 def replay(seed: int, steps: int | None, bundle: Path | None = None) -> str:

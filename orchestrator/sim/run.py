@@ -58,17 +58,20 @@ def play(scene: Scenario, *, trace: bool = False) -> Outcome:
     return _run(World(scene, SimSupervisor, trace=trace))
 
 
-def run_failover(seed: int, dies_at: int = 0, *, trace: bool = False) -> Outcome:
-    """One failure, and a supervisor that dies at that point of the recovery; at none where dies_at is 0."""
-    return _run(World(one_failure(seed), SimSupervisor, trace=trace, dies_at=dies_at))
+def run_failover(seed: int, dies_at: int = 0, *, twice: bool = False, trace: bool = False) -> Outcome:
+    """One failure, and a supervisor that dies at that point of the recovery; at none where dies_at is 0.
+
+    twice: and a second rank with it.
+    """
+    return _run(World(one_failure(seed), SimSupervisor, trace=trace, dies_at=dies_at, twice=twice))
 
 
-def failovers(seed: int) -> Iterator[Outcome]:
+def failovers(seed: int, *, twice: bool = False) -> Iterator[Outcome]:
     """The supervisor dies after every commit and every effect of a recovery, in turn: each must end as if it had not."""
     first = run_failover(seed)
     yield first
     for dies_at in range(1, first.points + 1):
-        yield replace(run_failover(seed, dies_at), dies_at=dies_at)
+        yield replace(run_failover(seed, dies_at, twice=twice), dies_at=dies_at)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from orchestrator.domain.effects import CommitCheckpoint
 from orchestrator.domain.events import CancelRequested, CheckpointNow, JobSubmitted, ReleaseRequested
 from orchestrator.domain.ids import Generation, JobId, NodeId, Step, Term
 from orchestrator.domain.job import JobRecord
+from orchestrator.domain.layout import partners
 from orchestrator.domain.profile import Interval
 from orchestrator.domain.spec import JobSpec
 from orchestrator.domain.state import TERMINAL, Reforming
@@ -53,15 +54,23 @@ class World(Place):
     """govern: starts a supervisor in a world.
 
     dies_at: the point of a recovery, counted over commits and effects, at which the supervisor dies; 0 for none.
+    twice: a second rank dies in that instant.
     """
 
     def __init__(
-        self, scenario: Scenario, govern: Callable[[World], Governor], *, trace: bool = False, dies_at: int = 0
+        self,
+        scenario: Scenario,
+        govern: Callable[[World], Governor],
+        *,
+        trace: bool = False,
+        dies_at: int = 0,
+        twice: bool = False,
     ) -> None:
         super().__init__(scenario, trace=trace)
         self.points = 0
         """Commits and effects so far while a generation was being replaced."""
         self._dies_at = dies_at
+        self._twice = twice
         self.checker = Checker(scenario, self._held, self._lives)
         self.store = SimStore(self.checker, Promises(lambda: self.clock.now, self._healthy_s))
         self.store_stalled_until = 0.0
@@ -105,8 +114,24 @@ class World(Place):
             return False
         self.note(f"* the supervisor dies at point {self.points} of the recovery")
         self.supervisor.crash()
+        if self._twice:
+            self._lose_another()
         self.restart_supervisor(0.5)
         return True
+
+    def _lose_another(self) -> None:
+        """One of those that trained, and neither has a copy of what the first loss took nor had one of its own there."""
+        for job, record in self.records().items():
+            state = record.state
+            if not isinstance(state, Reforming) or (plan := record.plans.get(state.closing.generation)) is None:
+                continue
+            mirror, ranks = partners(plan), {d: rank for host in self.living(job) for d, rank in host.ranks.items()}
+            left = {d for d in plan.devices if d in ranks and ranks[d].alive and ranks[d].born <= state.closing.generation}
+            lost = set(plan.devices) - left
+            touched = {mirror.get(d, d) for d in lost} | {owner for owner, at in mirror.items() if at in lost}
+            if others := sorted(left - touched):
+                self.note(f"* and with it {job} loses the rank on {others[0]}")
+                ranks[others[0]].host.kill(ranks[others[0]])
 
     # --- for those who live in it -----------------------------------------------------------------------------------------
 

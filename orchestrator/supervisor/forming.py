@@ -201,6 +201,7 @@ def now_running(draft: Draft) -> None:
     draft.risk(risk(forming.plan, mirrors=draft.record.spec.recovery.mirrors))
     draft.set(
         plans=plans,
+        doubted=Generation(0),
         started_at=draft.record.started_at or draft.now,
         paused_s=draft.record.paused_until(draft.now),
         paused_since=None,

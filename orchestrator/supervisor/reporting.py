@@ -12,7 +12,6 @@ from orchestrator.domain.failure import Cause, Fault
 from orchestrator.domain.generation import RankReport, Unreadable
 from orchestrator.domain.ids import NodeId
 from orchestrator.domain.state import Reforming, Running
-from orchestrator.recovery.settle import settle
 
 from .believing import distrust_unreadable
 from .deadlines import silent_seats
@@ -22,7 +21,7 @@ from .forming import at_work, loses_steps
 from .joining import newcomer_reported, resize
 from .losing import doubt, host_lost
 from .reforming import begin_reform
-from .settling import try_settle
+from .settling import settle_by, try_settle
 
 
 def rank_reported(draft: Draft, report: RankReport) -> None:
@@ -44,8 +43,7 @@ def ask_for_patience(draft: Draft) -> None:
     """The deadline for reports ran out. Silent hosts are given up, unless that would cost committed steps."""
     state = draft.state
     assert isinstance(state, Reforming)
-    record = draft.record
-    found = settle(state.closing.generation, record.committed, record.last_answer, state.closing.reports)
+    found = settle_by(draft.record, state.closing)
     if not loses_steps(draft, found):
         give_up_waiting(draft)
         return
@@ -85,9 +83,7 @@ def dispensable_suspects(draft: Draft) -> frozenset[NodeId]:
     found = awaited & draft.record.unreachable
     if not found or found != awaited or not found <= _suspects(draft, state):
         return frozenset()
-    record = draft.record
-    rest = settle(state.closing.generation, record.committed, record.last_answer, state.closing.reports)
-    return frozenset() if loses_steps(draft, rest) else found
+    return frozenset() if loses_steps(draft, settle_by(draft.record, state.closing)) else found
 
 
 def _suspects(draft: Draft, state: Reforming) -> frozenset[NodeId]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.domain.generation import Settlement
+from orchestrator.domain.job import JobRecord
 from orchestrator.domain.requests import KillRank
-from orchestrator.domain.state import Reforming
+from orchestrator.domain.state import Closing, Reforming
 from orchestrator.domain.status import RESIZES
 from orchestrator.recovery.breaker import rest_s
 from orchestrator.recovery.settle import settle
@@ -30,7 +31,7 @@ def try_settle(draft: Draft) -> None:
     if not isinstance(state, Reforming) or state.closing.awaited or state.closing.settlement:
         return
     record = draft.record
-    settlement = settle(state.closing.generation, record.committed, record.last_answer, state.closing.reports)
+    settlement = settle_by(record, state.closing)
     is_void = record.void == settlement.generation
     if settlement.answer and settlement.step > record.committed and not is_void:
         record_step(draft, settlement.generation, settlement.answer, draft.now)
@@ -40,6 +41,8 @@ def try_settle(draft: Draft) -> None:
         settlement = Settlement(
             generation=settlement.generation, step=draft.record.committed, answer=None, holders=(), is_distrusted=True
         )
+    if settlement.is_distrusted:
+        draft.set(doubted=settlement.generation)
     draft.become(replace(state, closing=replace(state.closing, settlement=settlement)))
     incident = draft.incident
     if incident and incident.closed_at:
@@ -58,6 +61,11 @@ def try_settle(draft: Draft) -> None:
             "resting", f"connections broke again and again: the network is left alone for {rest:g} s before the next try"
         )
     try_form(draft)
+
+
+def settle_by(record: JobRecord, closing: Closing) -> Settlement:
+    """What the reports so far come to."""
+    return settle(closing.generation, record.committed, record.last_answer, closing.reports, record.doubted)
 
 
 def _retire_worn(draft: Draft) -> None:

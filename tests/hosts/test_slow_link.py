@@ -52,7 +52,7 @@ def test_a_copy_over_a_slow_link_takes_seconds_and_the_pause_a_blink(machines: M
     )
     print(f"pause {grown.pause_s} s {dict(grown.phases)}, after {ended.step - began.step} steps")
     assert copy_s >= 5 and ended.step - began.step >= 3, "steps went on"
-    assert grown.cause == "grow" and grown.pause_s is not None and grown.pause_s < copy_s / 4, "nobody waited for the copy"
+    assert grown.cause == "grow" and grown.pause_s is not None and grown.pause_s < copy_s / 10, "nobody waited for the copy"
 
 
 def _until_said(job: TinyJob, kind: str, node: str, times: int, within_s: float) -> EventView:

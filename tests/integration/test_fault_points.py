@@ -120,7 +120,7 @@ def something_to_recover_from(point: str, plan: Plan, victim: Device) -> FaultRe
     """What a point needs that is only reached in a recovery."""
     if point in IN_THE_NEXT_PROCESS:
         return FaultRequested(fault=FaultKind.KILL, job=JOB, device=victim)
-    if point == "before_report":
+    if point in ("before_report", "after_report"):
         mirror = partners(plan)
         kept = {victim, mirror[victim]} | {owner for owner, at in mirror.items() if at == victim}
         other = next(device for device in plan.devices if device not in kept)

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.domain.failure import Cause
 from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.spec import ParallelSpec
-from orchestrator.domain.state import Succeeded
+from orchestrator.domain.state import Failed, Succeeded
 from tests.jobs import a_job, largest_gap
 from tests.rig import a_rig
 
@@ -56,18 +56,63 @@ PROGRAM = Hanging()
 """
 
 
+MISMATCHED = """
+import torch
+from worker.programs.causal_lm import CausalLM
+
+class Mismatched(CausalLM):
+    def build(self, spec, first_layer, last_layer, tp, leaves):
+        stage = super().build(spec, first_layer, last_layer, tp, leaves)
+        now = [0, 0]
+        whole = stage.forward
+        def forward(x, ids, step):
+            now[:] = int(step), int(ids)
+            return whole(x, ids, step)
+        def once_more(_):
+            # When backward has come to its end: what the others then call is no collective of this group.
+            if tp.index == 0 and now == [7, spec.train.micro_batches - 1]:
+                tp.all_reduce(torch.zeros(8))
+        stage.forward = forward
+        if ("embedding", 0) in leaves:
+            leaves["embedding", 0].register_post_accumulate_grad_hook(once_more)
+        return stage
+
+PROGRAM = Mismatched()
+"""
+
+
+def importable(folder: Path, name: str, program: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    (folder / f"{name}.py").write_text(textwrap.dedent(program))
+    monkeypatch.syspath_prepend(str(folder))
+    folder.chmod(0o777)  # ranks, which are a user of their own, look for files there and make some
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", ""))))
+    return f"{name}:PROGRAM"
+
+
+def test_a_program_whose_ranks_call_different_collectives_is_told_so_and_nobody_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = importable(tmp_path, "mismatched", MISMATCHED, monkeypatch)
+
+    async def scenario() -> None:
+        async with a_rig(tmp_path, num_nodes=1, num_devices=2) as rig:
+            job = await rig.run(replace(a_job(steps=28), program=program, parallel=ParallelSpec(tp=2, pp=1)))
+            assert isinstance(job.state, Failed), job.state
+            assert "wait for each other in a circle" in job.state.message and "same collectives" in job.state.message
+            assert job.committed == 6 and not job.incidents and job.generation == 1, "it would be the same again"
+
+    asyncio.run(scenario())
+
+
 def test_a_stopped_rank_and_one_that_holds_the_gil_are_named_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "hanging.py").write_text(textwrap.dedent(PROGRAM.format(folder=str(tmp_path))))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    tmp_path.chmod(0o777)  # ranks, which are a user of their own, look for files there and make some
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    program = importable(tmp_path, "hanging", PROGRAM.format(folder=str(tmp_path)), monkeypatch)
     victim = Device(NodeId("n0"), 1)
 
     async def scenario() -> None:
         async with a_rig(tmp_path, num_nodes=1, num_devices=2) as rig:
-            spec = replace(a_job(steps=28), program="hanging:PROGRAM", parallel=ParallelSpec(tp=1, pp=2))
+            spec = replace(a_job(steps=28), program=program, parallel=ParallelSpec(tp=1, pp=2))
 
             job = await rig.run(spec)
             for incident in job.incidents:

@@ -60,7 +60,7 @@ def test_a_killed_rank_is_replaced_by_who_stood_by_and_the_loss_curve_is_that_of
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = a_job(tmp_path, steps=60, program=a_program(tmp_path, monkeypatch))
-    monkeypatch.setattr("worker.host.AHEAD_S", 0.0)
+    monkeypatch.setattr("worker.rounds.AHEAD_S", 0.0)
     goes_on = tmp_path / "goes-on"
     (tmp_path / "step_5.py").write_text(f"while not os.path.exists({str(goes_on)!r}): time.sleep(0.002)")
 

@@ -132,7 +132,7 @@ def strike(rig: Rig, victim: Device, generation: int, phase: Phase | str, name: 
 
     Or a later phase: on a loaded machine the few milliseconds of one may pass between two looks.
     """
-    crew = lambda: rig.cluster._hosts[JOB, victim.node]._crew  # noqa: E731
+    crew = lambda: rig.cluster._hosts[JOB, victim.node]._opened().crew  # noqa: E731
     old = crew().at[victim].pid
     deadline = time.monotonic() + 90.0
     while time.monotonic() < deadline:

@@ -88,7 +88,7 @@ def plans_where_a_node_drains(patch: Patch) -> None:
 def forgets_what_survivors_saw_pass(patch: Patch) -> None:
     """Settles at what is recorded, whatever was reported."""
 
-    def settle(generation: Any, committed: Any, last_answer: Any, reports: Any) -> Settlement:
+    def settle(generation: Any, committed: Any, last_answer: Any, reports: Any, doubted: Any) -> Settlement:
         held = [(d, r.held.generation) for d, r in sorted(reports.items()) if r.held and r.held.step == committed]
         return Settlement(generation=generation, step=committed, answer=last_answer, holders=tuple(held))
 

@@ -36,3 +36,16 @@ def test_supervisor_may_die_at_every_point_of_a_recovery(seed: int) -> None:
         assert outcome.verdict is Verdict.PASSED, f"{told}\n{outcome.message}\nreplay: {replay_failover(outcome)}"
         assert outcome.rolled_back == 0
     assert points >= 6
+
+
+@pytest.mark.parametrize("seed", (2, 3))
+def test_a_second_rank_may_die_with_the_supervisor_at_every_point_of_a_recovery(seed: int) -> None:
+    """3: the first failure is a rank that alone had seen a vote pass."""
+    losses = 0
+    for outcome in failovers(seed, twice=True):
+        told = "\n".join(outcome.trace[-TAIL:])
+        again = replay_failover(outcome, twice=True)
+        assert outcome.verdict is Verdict.PASSED, f"{told}\n{outcome.message}\nreplay: {again}"
+        assert outcome.rolled_back == 0, again
+        losses += any("* and with it" in line for line in outcome.trace)
+    assert losses >= 5

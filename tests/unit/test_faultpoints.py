@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +15,20 @@ from orchestrator.domain.faults import POINTS, FaultKind, FaultRequested
 from orchestrator.domain.host_events import FaultCarriedOut
 from orchestrator.domain.ids import Generation, Step
 from worker import faultpoints
+from worker.checkpoint.saver import POINTS as SAVER_POINTS
 from worker.faultpoints import faultpoint
 from worker.faults import ENVIRONMENT, Faults, InjectedError
 from worker.page.layout import create_page
 from worker.page.reader import PageReader
 from worker.page.writer import PageWriter
 from worker.progress import Phase
+
+
+def test_every_point_in_the_code_has_a_name_that_can_be_asked_for_and_every_name_a_point() -> None:
+    """Whether each is reached, tests/integration/test_fault_points.py finds out, and test_saver.py for the saver's."""
+    code = [path.read_text() for path in Path(faultpoints.__file__).parent.rglob("*.py")]
+    named = [name for text in code for name in re.findall(r'\bfaultpoint\("(\w+)"\)', text)]
+    assert sorted(named) == sorted((*POINTS, *SAVER_POINTS)), "each at one place"
 
 
 class Rig:

@@ -6,19 +6,28 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.domain.events import CancelRequested, HostClosed, JobSubmitted, ProgramProbed, ReleaseRequested
+from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.events import (
+    CancelRequested,
+    CheckpointCommitted,
+    HostClosed,
+    JobSubmitted,
+    ProgramProbed,
+    ReleaseRequested,
+)
 from orchestrator.domain.failure import Cause
-from orchestrator.domain.generation import Disagrees, Finding, NotFinite
+from orchestrator.domain.generation import Arrived, Disagrees, Finding, NotFinite, RankReport
 from orchestrator.domain.host_events import SelfTested
-from orchestrator.domain.ids import Device, JobId, Rank, Step
+from orchestrator.domain.ids import Device, Generation, JobId, Rank, Step
 from orchestrator.domain.layout import partners
 from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed
 from orchestrator.domain.plan import Plan
+from orchestrator.domain.profile import Interval
 from orchestrator.domain.quarantine import Standing
 from orchestrator.domain.requests import CloseHost, OpenHost, SelfTest
 from orchestrator.domain.state import Failed, Queued, Reforming, Running, Stopping
 from orchestrator.recovery.quarantine import REMEMBERED_S
-from tests.builders import JOB, Bench, a_profile, a_report, a_spec
+from tests.builders import JOB, Bench, a_profile, a_report, a_spec, an_answer
 
 
 def running(nodes: int = 4, **spec: int) -> Bench:
@@ -74,6 +83,34 @@ def test_copies_that_disagree_roll_back_to_the_checkpoint_without_the_two_device
     assert (incident.rolled_back, bench.record.committed) == (2, 5)
     assert "disagree about step 7; from the checkpoint of step 5" in incident.source
     assert bench.said_to_people().count("quarantined") == 2
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_memory_that_is_not_believed_is_not_believed_after_a_second_failure_either(arrived: bool) -> None:
+    """The copies differ after the very step of the checkpoint, and the next generation ends before anybody was told of it:
+    everybody still has what it had, and the plan by which is kept for the checkpoint's copies on nodes' own disks."""
+    bench = running().passed(1, 2, 3, 4, 5)
+    near = CheckpointRef(
+        step=Step(5), generation=bench.record.generation, path="/5", answer=an_answer(5), local=bench.plan.nodes
+    )
+    bench.tell(CheckpointCommitted(job=JOB, checkpoint=near))
+    corrupted(bench, 5)
+    bench.planned().opened().prepared()
+    assert isinstance(bench.form().restore, FromCheckpoint) and Generation(1) in bench.record.plans
+    bench.exited(bench.plan.devices[0])
+    pieces = tuple(Interval(line.name, 0, line.numel) for line in a_profile().lines)
+
+    def untold(device: Device) -> RankReport:
+        report = a_report(device, generation=2, voted=5, passed=5, held=None if arrived else 5, held_in=1)
+        return replace(report, arrived=Arrived(step=Step(5), intervals=pieces)) if arrived else report
+
+    bench.all_report(untold)
+    formed(bench)
+    assert bench.form().generation == 3 and isinstance(bench.form().restore, FromCheckpoint)
+    # What that generation has restored is its own, and counts like any other memory.
+    bench.exited(bench.plan.devices[0])
+    bench.all_report(lambda device: a_report(device, generation=3, voted=5, held=5))
+    assert isinstance(formed(bench).form().restore, FromMemory)
 
 
 def test_without_a_checkpoint_it_starts_again_from_the_seed() -> None:

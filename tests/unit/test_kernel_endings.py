@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from orchestrator.domain.events import DeadlinePassed
 from orchestrator.domain.failure import Cause
 from orchestrator.domain.generation import RankReport
 from orchestrator.domain.host_events import RankEnding, RankExited
 from orchestrator.domain.ids import Device, Generation
 from orchestrator.domain.requests import CloseGeneration
 from orchestrator.domain.state import Failed, Reforming, Running, Stopping
-from tests.builders import Bench, a_report, a_spec
+from orchestrator.supervisor.deadlines import deadlines
+from tests.builders import JOB, Bench, a_report, a_spec
 
 
 @pytest.fixture
@@ -53,6 +55,19 @@ def test_what_only_the_victim_knew_is_settled_by_its_page_before_it_is_known_how
     exited(bench, victim, pid)
     assert bench.record.ending == {} and bench.record.pids[victim] != pid, "its successor lives on"
     assert isinstance(bench.ready().passed(5).state, Running)
+
+
+def test_ends_that_nobody_has_explained_yet_are_no_fault_of_the_jobs_own(bench: Bench) -> None:
+    """Three generations that commit nothing would end it, and a moment later it may be told that they were killed."""
+    for generation in range(1, 5):
+        ending(bench, bench.device(5))
+        assert isinstance(bench.state, Reforming), bench.state
+        bench.all_report(lambda device: a_report(device, generation=generation, voted=3, held=3))  # noqa: B023
+        bench.prepared()
+        if not bench.state.forming or not bench.state.forming.formed:  # the network rests before it is tried again
+            bench.tell(DeadlinePassed(job=JOB, key=next(key for key in deadlines(bench.record) if key.startswith("rest:"))))
+        bench.ready()
+    assert isinstance(bench.state, Running)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["while it settles", "after the recovery"])

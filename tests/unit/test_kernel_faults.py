@@ -148,7 +148,11 @@ def test_survivors_of_a_recovery_are_spared_where_they_hold_the_last_copy() -> N
     mirror = partners(bench.plan)[owner]
     bench.exited(owner)
     bench.tell(asked(device=mirror))
-    assert last(bench).verdict is Verdict.REFUSED
+    assert last(bench).verdict is Verdict.REFUSED and "no ranks at the moment" in last(bench).why
+    bench.prepared().all_report(lambda device: a_report(device, voted=3, passed=3, held=3))
+    bench.tell(asked(device=mirror))
+    assert last(bench).verdict is Verdict.REFUSED and "the only copies" in last(bench).why, "its successor is being filled"
+    assert hit(bench.tell(asked(device=owner))) == [owner]
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,17 @@ def test_shards_saved_before_everybody_is_ready_count() -> None:
     assert isinstance(closed(bench).state, Succeeded)
 
 
+def test_shards_that_a_closed_generation_saved_are_no_part_of_its_successors_checkpoint() -> None:
+    """Each has its own files: one checkpoint of both would mix two attempts."""
+    bench = Bench().running().passed(1, 2, 3, 4, 5).saved(5, *Bench().running().plan.devices[:3])
+    bench.exited(bench.device(7))
+    bench.all_report(lambda device: a_report(device, voted=5, passed=5, held=5)).prepared().ready()
+    bench.saved(5, *bench.plan.devices[3:])
+    assert not bench.commits(), "three are of the generation before"
+    bench.saved(5, *bench.plan.devices[:3])
+    assert [(commit.step, commit.generation) for commit in bench.commits()] == [(5, 2)]
+
+
 def test_a_failed_checkpoint_is_told_and_only_the_last_one_fails_the_job() -> None:
     bench = Bench().running().passed(1, 2, 3, 4, 5)
     bench.tell(CheckpointFailed(job=JOB, step=Step(5), message="disk full"))

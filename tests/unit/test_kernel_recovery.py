@@ -13,12 +13,13 @@ from orchestrator.domain.failure import Cause
 from orchestrator.domain.generation import RankReport
 from orchestrator.domain.host_events import HostFailed
 from orchestrator.domain.ids import Device
-from orchestrator.domain.layout import partners
+from orchestrator.domain.layout import layout, partners
 from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed
+from orchestrator.domain.profile import joined
 from orchestrator.domain.requests import CloseGeneration, CloseHost, FormGeneration, OpenHost
 from orchestrator.domain.state import Running, Stopping
 from orchestrator.supervisor.deadlines import deadlines
-from tests.builders import JOB, Bench, a_device, a_report, a_spec, an_answer
+from tests.builders import JOB, Bench, a_device, a_profile, a_report, a_spec, an_answer
 from tests.recovering import N0, N1, N2, N3, holding, reforming, restoring, trained, waiting_to_apply
 
 # --- one rank ----------------------------------------------------------------------------------------------------------
@@ -103,8 +104,22 @@ def test_a_reporter_that_dies_afterwards_is_no_source() -> None:
     bench.exited(second, report=a_report(second, generation=1, held=None))
     bench.prepared().all_report(holding(3))
     restore = bench.form().restore
-    if isinstance(restore, FromMemory):
-        assert not {first, second} & {move.source for move in restore.moves}
+    assert isinstance(restore, FromMemory)
+    wanted = layout(bench.plan, a_profile(), mirrors=1)
+    for device in (first, second):  # whose successors have nothing, be it for themselves
+        assert device not in {move.source for move in restore.moves}
+        assert joined(m.interval for m in restore.moves if m.target == device) == joined(wanted.held(device))
+
+
+def test_what_comes_in_the_name_of_a_dead_rank_makes_its_successor_no_source() -> None:
+    bench = trained()
+    dead = bench.device(0)
+    bench.exited(dead).prepared()
+    bench.reports(a_report(dead, voted=3, passed=3, held=3)).all_report(holding(3))
+    settlement = reforming(bench).closing.settlement
+    assert settlement is not None and dead not in dict(settlement.holders)
+    restore = bench.form().restore
+    assert isinstance(restore, FromMemory) and dead in {move.target for move in restore.moves}
 
 
 def test_32_of_64_ranks_that_die_together_are_one_recovery_of_one_round() -> None:

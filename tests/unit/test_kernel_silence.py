@@ -12,8 +12,8 @@ from orchestrator.domain.ids import Device, NodeId
 from orchestrator.domain.layout import partners
 from orchestrator.domain.origin import FromMemory
 from orchestrator.domain.requests import CloseHost, FormGeneration, KillRank
-from orchestrator.domain.state import Running
-from orchestrator.supervisor.deadlines import deadlines
+from orchestrator.domain.state import Closing, Running
+from orchestrator.supervisor.deadlines import deadlines, has_left
 from tests.builders import JOB, Bench, a_report, a_spec
 from tests.recovering import N0, N1, N2, N3, Report, holding, reforming, trained
 
@@ -82,6 +82,26 @@ def test_a_silent_host_that_may_hold_the_only_copy_is_waited_for_although_its_ra
     assert isinstance(bench.prepared().form().restore, FromMemory)
 
 
+def test_a_silent_host_whose_ranks_nobody_misses_is_waited_for() -> None:
+    """Everybody's connection to another rank broke: that says nothing about the silent one."""
+    bench = trained().host_silent(N3)
+    others = [device for device in bench.plan.devices if device.node != N3]
+    bench.reports(*(a_report(device, voted=3, passed=3, held=3, lost_peer=0) for device in others))
+    assert not bench.record.avoided and reforming(bench).closing.settlement is None
+    assert any(key.startswith("settle:") for key in deadlines(bench.record))
+
+
+def test_a_seat_on_a_host_that_goes_silent_with_the_only_copy_of_something_is_waited_for() -> None:
+    bench = Bench(spec=a_spec(tp=2, pp=2)).running().passed(1, 2, 3)
+    keeper, victim = bench.device(6), bench.device(7)
+    assert keeper.node == victim.node
+    bench.exited(victim).exited(partners(bench.plan)[keeper], report=a_report(partners(bench.plan)[keeper], held=None))
+    bench.all_report(holding(3)).host_silent(victim.node)
+    (key,) = [key for key in deadlines(bench.record) if key.startswith("silent:")]
+    bench.tell(DeadlinePassed(job=JOB, key=key))
+    assert not bench.record.avoided, "what its other rank holds nobody else does"
+
+
 def test_a_seat_on_a_host_that_goes_silent_while_it_is_prepared_is_given_to_another() -> None:
     bench = Bench(spec=a_spec(tp=2, pp=2)).running().passed(1, 2, 3)
     victim = bench.device(7)
@@ -118,6 +138,27 @@ def test_when_nobody_can_be_reached_only_max_isolation_ends_the_wait() -> None:
     assert deadlines(bench.record) == {"isolated:1": 660.0}
     bench.tell(DeadlinePassed(job=JOB, key="isolated:1"))
     assert reforming(bench).closing.settlement and bench.record.avoided == {N0, N1, N2, N3}
+
+
+def test_while_anybody_answers_or_where_the_owner_never_wants_that_no_time_ends_it() -> None:
+    bench = trained().host_silent(N0).host_silent(N1).host_silent(N2)
+    assert not [key for key in deadlines(bench.record) if key.startswith("isolated:")]
+    patient = replace(a_spec(tp=2, pp=2, dp=2), recovery=replace(a_spec().recovery, max_isolation_s=0.0))
+    alone = Bench(spec=patient).running().passed(1)
+    for node in (N0, N1, N2, N3):
+        alone.host_silent(node)
+    assert alone.record.unreachable == {N0, N1, N2, N3} and not deadlines(alone.record)
+
+
+def test_the_time_for_reports_begins_when_one_rank_of_the_generation_has_left() -> None:
+    """From then on no later step of it can pass; what newcomers and idle donors say is no evidence of that."""
+    record = trained().record
+    member, other = record.plans[record.generation].devices[0], Device(NodeId("n9"), 0)
+    nobody = Closing(generation=record.generation, awaited=frozenset(record.pids), reports={})
+    assert not has_left(record, nobody, frozenset()) and not has_left(record, nobody, frozenset({other}))
+    assert has_left(record, nobody, frozenset({member}))
+    assert not has_left(record, replace(nobody, reports={other: a_report(other)}), frozenset())
+    assert has_left(record, replace(nobody, reports={member: a_report(member)}), frozenset())
 
 
 def wearing(stuck: dict[Device, int]) -> Report:

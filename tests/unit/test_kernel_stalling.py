@@ -114,6 +114,18 @@ def test_everybody_is_asked_once_however_many_hosts_complain() -> None:
     assert bench.record.looking == first and not bench.calls(LookAround)
 
 
+def test_a_look_goes_with_the_generation_it_was_about() -> None:
+    """Nobody has answered it yet: a rank that hangs in the next generation is not to wait for that."""
+    bench = trained()
+    stalled(bench, N0, sights(bench))
+    assert bench.record.looking is not None
+    bench.exited(bench.device(5))
+    assert bench.record.looking is None
+    bench.prepared().all_report(lambda device: a_report(device, voted=3, passed=3, held=3)).ready()
+    stalled(bench, N1, sights(bench))
+    assert asked(bench) == {N0, N1, N2, N3}
+
+
 def test_complaints_of_another_generation_are_nothing() -> None:
     bench = trained()
     late = RanksStalled(generation=type(bench.record.generation)(7), sights=(), why="?")

@@ -116,6 +116,15 @@ def test_owner_and_mirror_lost_means_the_checkpoint_on_the_cheapest_place() -> N
     assert taken(whole) is Rung.REPLAN_WARM, "who holds what is not known: the reports will say"
 
 
+def test_steps_that_would_be_run_again_are_part_of_the_price() -> None:
+    lost = frozenset({EIGHT[0]})
+    alone = a_situation(lost=lost, spec=a_spec(mirrors=0), committed=Step(12), checkpoint=Step(12))
+    behind = replace(alone, checkpoint=Step(2))
+    price, dearer = (by_rung(seen)[Rung.CHECKPOINT].price_s or 0.0 for seen in (alone, behind))
+    assert dearer - price == pytest.approx(10 * 0.5)
+    assert by_rung(behind)[Rung.CHECKPOINT].pause_s == by_rung(alone)[Rung.CHECKPOINT].pause_s
+
+
 def test_without_mirrors_any_loss_goes_back() -> None:
     seen = a_situation(lost=frozenset({EIGHT[0]}), spec=a_spec(mirrors=0))
     assert options(seen)[0].place is Rung.FORK and "no mirrors" in options(seen)[0].why

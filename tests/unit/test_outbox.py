@@ -107,6 +107,17 @@ async def test_a_delivered_event_never_changes_and_an_undelivered_one_absorbs_wh
 
 
 @on_a_loop
+async def test_what_was_read_and_not_recorded_is_told_to_whoever_comes_next() -> None:
+    """A supervisor reads on while it records, and may end before it has."""
+    outbox = Outbox()
+    for step in (1, 2, 3):
+        outbox.add(finished(step))
+    assert len(await outbox.fetch(0, 0, acked=0)) == 3
+    assert await outbox.fetch(3, 0, acked=1) == ()
+    assert [envelope.number for envelope in await outbox.fetch(0, 0, acked=1)] == [2, 3]
+
+
+@on_a_loop
 async def test_an_absent_supervisor_costs_bounded_memory() -> None:
     outbox = Outbox()
     for chunk in range(0, MAX_ANSWERS + 5000, 5000):

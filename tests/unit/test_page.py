@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.domain.errors import EverstepError
-from orchestrator.domain.generation import Answer, Evaluation
+from orchestrator.domain.generation import Answer, Disagrees, Evaluation
 from orchestrator.domain.ids import Device, Generation, NodeId, Rank, Step
 from orchestrator.domain.sight import Traffic
 from worker.page.layout import MAX_GROUPS, MAX_IDS, MAX_PEERS, SLOT_BYTES, SLOTS_AT, create_page
@@ -58,6 +58,13 @@ def test_reader_sees_phase_group_and_wait(page: tuple[PageWriter, PageReader]) -
     after = reader.look()
     assert (after.in_wait, after.collective) == (False, 2)
     assert after.group == ("a-much-longer" * 29)[:256]
+    writer.behind(True)
+    assert reader.glance().is_behind
+    writer.behind(False)
+    assert not reader.glance().is_behind
+    writer.behind(True)
+    writer.phase(Phase.REDUCE, Generation(3), Step(41))
+    assert not reader.glance().is_behind, "whatever raised in between"
 
 
 def test_a_long_wait_tells_whom_it_is_for_until_it_is_over(page: tuple[PageWriter, PageReader]) -> None:
@@ -182,6 +189,15 @@ def test_a_killed_ranks_page_reports_its_vote_only_for_its_own_generation() -> N
     later = reader.report(DEVICE, Generation(5), "killed by SIGKILL")
     assert (later.voted, later.answer) == (0, None)
     reader.close()
+
+
+def test_what_it_found_wrong_outlives_it_and_is_of_its_own_generation_alone(page: tuple[PageWriter, PageReader]) -> None:
+    writer, reader = page
+    found = Disagrees(rank=Rank(3), about="state")
+    writer.phase(Phase.VOTE, Generation(4), Step(9))
+    writer.disagrees(found)
+    assert reader.report(DEVICE, Generation(4), "").found == found
+    assert reader.report(DEVICE, Generation(5), "").found is None, "there it is settled, and nobody is accused again"
 
 
 def test_a_page_of_another_version_is_refused() -> None:

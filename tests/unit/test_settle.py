@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from orchestrator.domain.generation import Answer, RankReport
-from orchestrator.domain.ids import Device, Generation, Step
+from orchestrator.domain.generation import Answer, Arrived, Disagrees, RankReport
+from orchestrator.domain.ids import Device, Generation, Rank, Step
+from orchestrator.domain.profile import Interval
 from orchestrator.recovery.settle import settle
 from tests.builders import a_device, a_report, an_answer
 
 A, B, C = a_device(0), a_device(1), a_device(2)
 G = Generation(2)
+PIECE = Interval("wte", 0, 64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class Case:
     step: int
     answer: int | None
     holders: tuple[tuple[Device, int], ...]
+    arrived: tuple[tuple[Device, tuple[Interval, ...]], ...] = ()
+    is_distrusted: bool = False
 
 
 def report(
@@ -164,6 +168,40 @@ CASES = (
         answer=5,
         holders=((B, 2),),
     ),
+    Case(
+        name="an owner and its mirror disagree: what they have spoiled since is unknown, so nobody holds anything",
+        reports=(
+            report(A, voted=5, passed=5, held=5),
+            replace(report(B, voted=5, passed=5, held=5), found=Disagrees(rank=Rank(0), about="state")),
+            replace(report(C, voted=5, passed=5, held=5), arrived=Arrived(step=Step(5), intervals=(PIECE,))),
+        ),
+        step=5,
+        answer=5,
+        holders=(),
+        is_distrusted=True,
+    ),
+    Case(
+        name="memory that changed by itself, or a gradient computed twice that differs, speaks of nobody else's memory",
+        reports=(
+            replace(report(A, voted=4, passed=4, held=None), found=Disagrees(rank=Rank(0), about="memory")),
+            replace(report(B, voted=4, passed=4, held=4), found=Disagrees(rank=Rank(0), about="gradient")),
+        ),
+        step=4,
+        answer=4,
+        holders=((B, 2),),
+    ),
+    Case(
+        name="what a transfer that was cut short had brought counts where it is of the settled step",
+        reports=(
+            report(A, voted=5, passed=5, held=5),
+            replace(report(B, voted=5, held=None), arrived=Arrived(step=Step(5), intervals=(PIECE,))),
+            replace(report(C, voted=5, held=None), arrived=Arrived(step=Step(4), intervals=(PIECE,))),
+        ),
+        step=5,
+        answer=5,
+        holders=((A, 2),),
+        arrived=((B, (PIECE,)),),
+    ),
     Case(name="nobody is left", reports=(), last=an_answer(4), step=4, answer=4, holders=()),
     Case(
         name="broken before the first step",
@@ -183,6 +221,8 @@ def test_settlement_table(case: Case) -> None:
     assert found.step == case.step
     assert found.answer == (an_answer(case.answer) if case.answer is not None else None)
     assert found.holders == case.holders
+    assert found.arrived == case.arrived
+    assert found.is_distrusted is case.is_distrusted
 
 
 def test_settlement_does_not_depend_on_the_order_of_reports() -> None:

@@ -195,6 +195,11 @@ def test_where_waits_do_not_tell_whom_they_are_for_a_standstill_is_no_verdict_on
     assert isinstance(judged(4, sights), Standstill)
 
 
+def test_where_waits_name_a_group_alone_two_that_wait_in_different_ones_are_no_circle() -> None:
+    """On gloo each is waited for by the other, as far as groups tell; a message may be what is missing."""
+    assert isinstance(MISMATCH.judged(tells=False), Standstill)
+
+
 def test_a_rank_that_takes_long_is_at_work_until_its_own_host_says_otherwise() -> None:
     stall = Stall(8, [tuple(range(8))], stuck={3: 0})
     sights = stall.sights()
@@ -247,8 +252,20 @@ def test_ranks_that_look_for_each_other_and_do_not_find_each_other_have_lost_the
 def test_what_a_peer_does_not_take_is_lost_where_it_waits_and_its_own_doing_where_it_does_not() -> None:
     sights = Stall(2, [(0, 1)], cut={(0, 1)}).sights()
     sends = replace(sights[at(0)], traffic={Rank(1): Traffic(sent=3, unsent=True)})
-    waits = replace(sights[at(1)], in_wait=True, traffic={Rank(0): Traffic(sent=4, received=3, awaits=True)})
+    waits = replace(sights[at(1)], in_wait=True, traffic={Rank(0): Traffic(sent=0, received=3, awaits=True)})
     assert isinstance(judged(2, {at(0): sends, at(1): waits}), LinksLost)
+    # Whoever does not take it may be waiting for somebody else, and in the end for who cannot get it through.
+    ring = {
+        0: {1: Traffic(sent=3, received=2, unsent=True), 2: Traffic(sent=1, received=2)},
+        1: {0: Traffic(sent=2, received=2), 2: Traffic(sent=1, received=1, awaits=True)},
+        2: {0: Traffic(sent=2, received=1, awaits=True), 1: Traffic(sent=1, received=1)},
+    }
+    lost = {
+        at(rank): replace(sends, device=at(rank), traffic={Rank(p): t for p, t in traffic.items()})
+        for rank, traffic in ring.items()
+    }
+    found = judged(3, lost)
+    assert isinstance(found, LinksLost) and found.pairs == ((at(0), at(1)),)
     hangs = replace(waits, in_wait=False, traffic={}, is_guilty=True, why="has slept")
     assert isinstance(judged(2, {at(0): sends, at(1): hangs}), Culprits)
 

@@ -21,6 +21,7 @@ class Scene:
     """One rank in generation 3, looked at every tenth of a second; its clock is the page's."""
 
     tells_waits: bool = True
+    waits_inside: bool = False
     now: float = 100.0
     glance: Glance = field(
         default_factory=lambda: Glance(
@@ -33,6 +34,7 @@ class Scene:
             waiting_since=99.0,
             told_at=0.0,
             quiet_since=0.0,
+            is_behind=False,
             has_passed=True,
         )
     )
@@ -41,7 +43,7 @@ class Scene:
     """How long after the beginning, and what."""
 
     def __post_init__(self) -> None:
-        self.watch = Watch(Generation(3), self.now, tells_waits=self.tells_waits)
+        self.watch = Watch(Generation(3), self.now, tells_waits=self.tells_waits, waits_inside=self.waits_inside)
         self.began = self.now
 
     def see(self, seconds: float, live: Callable[[float], None] = lambda _: None, every_s: float = LOOK_S) -> Scene:
@@ -144,7 +146,13 @@ def test_what_was_learned_goes_with_the_generation() -> None:
 
 @pytest.mark.parametrize(
     ("phase", "has_passed", "seconds"),
-    [(Phase.COMPUTE, False, 7.0), (Phase.SAVE, True, 15.0), (Phase.RESTORE, False, 9.0), (Phase.FORM, False, 4.0)],
+    [
+        (Phase.COMPUTE, False, 7.0),
+        (Phase.SAVE, True, 15.0),
+        (Phase.RESTORE, False, 9.0),
+        (Phase.FORM, False, 4.0),
+        (Phase.EVALUATE, True, 7.0),
+    ],
 )
 def test_a_slow_first_step_save_or_restore_is_no_hang_and_a_very_slow_one_is(
     phase: Phase, has_passed: bool, seconds: float
@@ -172,6 +180,14 @@ def test_a_job_may_set_a_floor_of_its_own_which_stopped_processes_have_no_part_i
 
 
 def test_an_evaluation_that_computes_for_long_is_no_hang_and_an_endless_loop_is() -> None:
+    scene = Scene().steps(0.2).move(phase=Phase.EVALUATE)
+    scene.see(100.0, scene.burn)
+    assert not scene.told
+    scene.see(25.0, scene.burn)
+    assert scene.opinion.is_guilty and "of CPU without progress" in scene.opinion.why
+
+
+def test_a_step_that_computes_for_long_is_no_hang_and_an_endless_loop_is() -> None:
     scene = Scene()
     scene.steps(0.2)
     scene.see(7.0, scene.burn)
@@ -180,10 +196,47 @@ def test_an_evaluation_that_computes_for_long_is_no_hang_and_an_endless_loop_is(
     assert scene.opinion.is_guilty and "of CPU without progress" in scene.opinion.why
 
 
+@pytest.mark.parametrize(("kind", "phase"), [(Kind.EVALUATION, Phase.EVALUATE), (Kind.SAVE, Phase.SAVE)])
+def test_each_kind_of_phase_learns_a_limit_of_its_own(kind: Kind, phase: Phase) -> None:
+    scene = Scene()
+    for _ in range(2):
+        scene.steps(0.2).move(phase=phase).see(5.0).move(phase=Phase.COMPUTE)
+    assert not scene.told
+    assert scene.watch.limits(kind).asleep_s == pytest.approx(25.0, abs=2.0)
+    assert scene.watch.limits(Kind.STEP).asleep_s == FLOORS[Kind.STEP].asleep_s, "a step is no longer for that"
+
+
+def test_a_rank_that_is_still_in_the_generation_before_teaches_nothing() -> None:
+    scene = Scene()
+    scene.watch = Watch(Generation(4), scene.now, tells_waits=True)
+    scene.see(4.0).move(generation=Generation(4)).see(LOOK_S)
+    assert not scene.told and scene.watch.limits(Kind.FORM) == FLOORS[Kind.FORM]
+
+
 def test_who_is_given_no_cpu_is_never_guilty() -> None:
     scene = Scene()
     scene.see(60.0, scene.starve)
     assert not scene.told and scene.opinion.still_s > 50
+
+
+def test_who_sleeps_behind_its_own_device_works_until_that_hangs() -> None:
+    """A micro-batch of seconds, in a generation that has taught nothing yet."""
+    scene = Scene().move(is_behind=True).see(FLOORS[Kind.STEP].burning_s - 0.5)
+    assert not scene.told
+    assert scene.see(1.0).told and scene.opinion.is_guilty
+    awake = Scene().move(is_behind=True).see(1.0)
+    awake.glance = replace(awake.glance, is_behind=False)
+    awake.see(FLOORS[Kind.STEP].asleep_s + 0.5)
+    assert awake.told and "slept outside any wait" in awake.told[0][1], "it does not sleep for its device any more"
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_where_devices_wait_for_each_other_none_is_guilty_of_being_slow(is_behind: bool) -> None:
+    scene = Scene(tells_waits=False, waits_inside=True).move(is_behind=is_behind)
+    scene.see(FLOORS[Kind.STEP].burning_s + 0.5, scene.burn)
+    assert scene.told and scene.opinion.in_wait and not scene.opinion.is_guilty
+    asleep = Scene(tells_waits=False, waits_inside=True).see(FLOORS[Kind.STEP].asleep_s + 0.5)
+    assert asleep.told and asleep.opinion.is_guilty, "no device is to blame for that"
 
 
 def test_who_shares_a_cpu_is_judged_by_what_it_used() -> None:

@@ -168,7 +168,7 @@ class _Place:
         self._fd = fd
         self._device = device
         self._toucher: threading.Thread | None = None
-        self._is_touched = False
+        self._is_touched = self._is_pinned = False
         self._stop = False
 
     def lay_out(self, table: bytes, width: int) -> None:
@@ -198,13 +198,13 @@ class _Place:
 
     def _touch(self, state: torch.Tensor) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
-        make_ready(state, self._device, lambda: self._stop)
+        self._is_pinned = make_ready(state, self._device, lambda: self._stop)
 
     def _let_go(self) -> None:
         if self._toucher is not None:
             self._stop = True
             self._toucher.join()
             self._toucher = None
-        if self._is_touched:
-            let_go(self.state, self._device)
-        self.state, self._is_touched = torch.empty(len(KINDS), 0), False
+        if self._is_pinned:
+            let_go(self.state)
+        self.state, self._is_touched, self._is_pinned = torch.empty(len(KINDS), 0), False, False

@@ -25,7 +25,7 @@ from orchestrator.domain.generation import Answer, Evaluation
 from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.spec import MAX_MICRO_BATCHES
 
-PAGE_VERSION = 7
+PAGE_VERSION = 8
 MAX_IDS = MAX_MICRO_BATCHES
 """Micro-batch ids whose losses fit on a page."""
 MAX_GROUPS = 4096
@@ -69,6 +69,8 @@ class Word(IntEnum):
     """and all that will; 0 where nothing is copied."""
     COPY = 17
     """Which one it is: its place in COPIES."""
+    BEHIND = 18
+    """It waits for its own device."""
     DISAGREES_WITH = 20
     """Rank + 1 and what about, packed; 0 for nobody."""
     DISAGREES_IN = 21
@@ -83,7 +85,7 @@ GENERATION, PHASE, STEP, MICRO_BATCH = (int(word) for word in (Word.GENERATION, 
 COLLECTIVE, IN_WAIT, PROGRESSED_NS, WAITING_NS, PASSED_IN = (
     int(word) for word in (Word.COLLECTIVE, Word.IN_WAIT, Word.PROGRESSED_NS, Word.WAITING_NS, Word.PASSED_IN)
 )
-TO_COPY = int(Word.TO_COPY)
+TO_COPY, BEHIND = int(Word.TO_COPY), int(Word.BEHIND)
 
 
 def create_page() -> int:

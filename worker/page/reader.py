@@ -20,6 +20,7 @@ from orchestrator.domain.sight import Traffic
 from ..progress import Phase
 from .layout import (
     ABOUT,
+    BEHIND,
     COLLECTIVE,
     COPIES,
     GENERATION,
@@ -58,6 +59,8 @@ class Glance:
     """When its wait last said whom it is for; 0.0 where it has not."""
     quiet_since: float
     """Since when no message has moved in that wait, as it said."""
+    is_behind: bool
+    """It waits for its own device, and so sleeps while that works."""
     has_passed: bool
     """A vote of this generation has been seen to pass, so its first step is over."""
 
@@ -101,6 +104,7 @@ class PageReader(Mapped):
             waiting_since=words[WAITING_NS] / 1e9,
             told_at=told_ns / 1e9 if is_told else 0.0,
             quiet_since=quiet_ns / 1e9 if is_told else 0.0,
+            is_behind=bool(words[BEHIND]),
             has_passed=words[PASSED_IN] == generation,
         )
 

@@ -21,6 +21,7 @@ from orchestrator.domain.ids import Generation, Step
 from ..progress import Exchanged, Phase
 from .layout import (
     ABOUT,
+    BEHIND,
     COLLECTIVE,
     COPIES,
     GENERATION,
@@ -73,7 +74,7 @@ class PageWriter(Mapped):
         words[GENERATION] = generation
         words[STEP] = step
         words[PHASE] = phase
-        words[IN_WAIT] = 0
+        words[IN_WAIT] = words[BEHIND] = 0
         words[TO_COPY] = 0  # whatever cut it short
         words[PROGRESSED_NS] = time.monotonic_ns()
 
@@ -91,6 +92,9 @@ class PageWriter(Mapped):
     def leave(self) -> None:
         self._words[IN_WAIT] = 0
         self._words[PROGRESSED_NS] = time.monotonic_ns()
+
+    def behind(self, is_behind: bool) -> None:
+        self._words[BEHIND] = is_behind
 
     def quiet(self, since_s: float, exchanged: Iterable[Exchanged]) -> None:
         rows = sorted(exchanged, key=lambda row: not (row.awaits or row.unsent))[:MAX_PEERS]

@@ -20,7 +20,9 @@ from orchestrator.domain.ids import Device, Generation, Rank
 from orchestrator.domain.layout import Bucket
 from orchestrator.domain.plan import Plan, Seat
 
+from ..backlog import Landed, backlog_of
 from ..faultpoints import faultpoint
+from ..progress import Progress
 from ..state.buffers import Buffers
 from ..state.holdings import Holdings
 from .gradients import Gradients
@@ -77,9 +79,16 @@ class DataAxis:
     """One rank's part of the data axis in one generation; buckets: every bucket of the plan, in order."""
 
     def __init__(
-        self, session: Session, buckets: Sequence[Bucket], buffers: Buffers, gradients: Gradients, holdings: Holdings
+        self,
+        session: Session,
+        buckets: Sequence[Bucket],
+        buffers: Buffers,
+        gradients: Gradients,
+        holdings: Holdings,
+        progress: Progress,
     ) -> None:
         self._session = session
+        self._backlog = backlog_of(holdings.gradient.device, progress)
         self._gradients = gradients
         self._holdings = holdings
         self._compute_dtype = buffers.compute.dtype
@@ -129,8 +138,8 @@ class DataAxis:
         for total, addends, layers in self._sums:
             self._gradients.complete(total, addends, layers)
 
-    def mirror(self) -> Posted | None:
-        """Once waited for, the gradient of every mirrored interval is complete too, and this rank's are with its mirror."""
+    def mirror(self) -> Landed | None:
+        """Once waited for, the gradient of every mirrored interval is complete in memory too: whoever votes says so."""
         holdings, session = self._holdings, self._session
         to, of, cut = session.mirror_of, session.mirrored, holdings.owned
         sends = [(to, holdings.gradient[:cut])] if to is not None and cut else []
@@ -139,7 +148,7 @@ class DataAxis:
             return None
         posted = session.stream(sends, receives)
         faultpoint("in_mirror")
-        return posted
+        return Landed(posted, self._backlog, session.proceed)
 
     def gather(self) -> None:
         """Afterwards every compute parameter of this rank is its owner's master weight, rounded to compute dtype."""

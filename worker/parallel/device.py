@@ -132,28 +132,28 @@ def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         target.copy_(source)
 
 
-def make_ready(memory: torch.Tensor, device: torch.device, is_over: Callable[[], bool]) -> None:
+def make_ready(memory: torch.Tensor, device: torch.device, is_over: Callable[[], bool]) -> bool:
     """Have every page of host memory there, pinned beside an accelerator, so that copying into it costs no more than that.
 
-    Slow the first time; any thread. is_over: asked now and then, to stop early. Where the system refuses it, the first
-    copy is slower, and that is all.
+    Whether it is pinned now, and `let_go` is owed. Slow the first time; any thread. is_over: asked now and then, to stop
+    early. Where the system refuses it, the first copy is slower, and that is all.
     """
     address, num_bytes = memory.data_ptr(), memory.numel() * memory.element_size()
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread
         # In one piece: a copy may not cross two.
-        torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)  # type: ignore[no-untyped-call]
-        return
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        return bool(cudart.cudaHostRegister(address, num_bytes, 0) == cudart.cudaError.success)
     for start in range(0, num_bytes, _TOUCHED_AT_ONCE):
         if is_over() or _LIBC.madvise(
             ctypes.c_void_p(address + start),
             ctypes.c_size_t(min(_TOUCHED_AT_ONCE, num_bytes - start)),
             _MADV_POPULATE_WRITE,
         ):
-            return
+            break
+    return False
 
 
-def let_go(memory: torch.Tensor, device: torch.device) -> None:
-    """Before memory that was made ready is unmapped."""
-    if device.type == "cuda":
-        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
+def let_go(memory: torch.Tensor) -> None:
+    """Before pinned memory is unmapped. Where it is not pinned, this thread's next kernel would be said to have failed."""
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]

@@ -72,6 +72,7 @@ class NcclCarrier:
     def open(self) -> None:
         everybody = Circle("world", WORLD, tuple(Rank(r) for r in range(self._size)))
         self._world = self.group(everybody, self._rank)
+        check(self.links)
         # Point-to-point of a few is only allowed on a communicator that all have entered once.
         self._world.allreduce([torch.zeros(1, device=self._device)], dist.AllreduceOptions()).wait()
         torch.cuda.synchronize(self._device)
@@ -92,6 +93,8 @@ class NcclCarrier:
         group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
         group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
         self._backends.append(backend)
+        if self.links.aborted:  # an abort that came meanwhile has not seen it
+            self.abort()
         made: dist.ProcessGroup = group
         return made
 

@@ -67,7 +67,7 @@ class StageRunner:
         self._passed = 0
         self._pace = pace
         self._stopwatch = stopwatch_of(device)
-        self._backlog = backlog_of(device)
+        self._backlog = backlog_of(device, progress)
         self._order = Alternation(pp, module.hidden_shape, module.hidden_dtype, device, pace, self._stopwatch)
 
     def run(self, step: Step, notice: Callable[[int], None] | None = None) -> dict[int, float]:
