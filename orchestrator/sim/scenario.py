@@ -165,11 +165,15 @@ def crowd(seed: int, steps: int | None = None) -> Scenario:
         job = _job(rng, number, sum(nodes), steps or drawn)
         least = rng.randint(1, max(1, sum(nodes) // 2))
         parallel = replace(job.parallel, min_devices=least, max_devices=rng.choice((0, 0, least, least + 2)))
+        if (parallel.tp or 1) > max(nodes):  # a tp group never leaves its node
+            parallel = replace(parallel, tp=None)
         fits = (parallel.tp or 1) * (parallel.pp or 1) <= (parallel.max_devices or sum(nodes))
         jobs.append(
             replace(
                 job,
-                parallel=_possible(parallel if fits else replace(parallel, tp=None, pp=None), job.train.micro_batches),
+                parallel=_possible(
+                    parallel if fits else replace(parallel, tp=None, pp=None), job.train.micro_batches, max(nodes)
+                ),
                 priority=rng.choice((-1, 0, 0, 1, 5)),
                 project=rng.choice(("default", "other")),
             )
@@ -190,12 +194,15 @@ def crowd(seed: int, steps: int | None = None) -> Scenario:
     )
 
 
-def _possible(parallel: ParallelSpec, micro_batches: int) -> ParallelSpec:
-    """With fewer devices at least, where no number that it may have is tp x pp x dp: it would wait for ever."""
+def _possible(parallel: ParallelSpec, micro_batches: int, widest: int) -> ParallelSpec:
+    """With fewer devices at least, where no number that it may have is tp x pp x dp: it would wait for ever.
+
+    widest: devices of the largest node.
+    """
     known = profile()
     sizes = {
         tp * pp * dp
-        for tp in ([parallel.tp] if parallel.tp else [1, 2, 4])
+        for tp in ([parallel.tp] if parallel.tp else [tp for tp in (1, 2, 4) if tp <= widest])
         for pp in ([parallel.pp] if parallel.pp else range(1, known.num_layers + 1))
         for dp in range(1, micro_batches // pp + 1)
     }
