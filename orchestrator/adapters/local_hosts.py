@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from orchestrator.domain.admission import Checked
 from orchestrator.domain.cluster import Node, NodeStatus
-from orchestrator.domain.errors import NotFound
+from orchestrator.domain.errors import NotFound, StaleTerm
 from orchestrator.domain.host_events import Envelope
 from orchestrator.domain.ids import EffectId, JobId, NodeId, Term
 from orchestrator.domain.memo import Kept
@@ -68,10 +68,17 @@ class LocalHosts:
         host = self._hosts.get((job, node))
         if host is None or self._nodes[node].status is NodeStatus.LOST:
             raise HostGone(f"there is no host of {job} on {node}")
-        envelopes, _ = await host.poll(term, after, wait_s, acked, memo)
-        if self._nodes[node].status is NodeStatus.LOST or self._hosts.get((job, node)) is not host:
+        try:
+            envelopes, _ = await host.poll(term, after, wait_s, acked, memo)
+        except StaleTerm:
+            if self._is_there(job, node, host):
+                raise
+        if not self._is_there(job, node, host):  # it was closed under the highest term that there is
             raise HostGone(f"the host of {job} on {node} was killed")
         return envelopes
+
+    def _is_there(self, job: JobId, node: NodeId, host: Host) -> bool:
+        return self._nodes[node].status is not NodeStatus.LOST and self._hosts.get((job, node)) is host
 
     async def add(self, kind: str, num_devices: int, labels: Mapping[str, str] | None = None) -> NodeId:
         self._added += 1
