@@ -17,7 +17,7 @@ from ..domain.checkpoint import CheckpointRef
 from ..domain.ids import Generation, Step
 from . import index as indexes
 from .durable import DISK, Disk, remove_tree
-from .index import PACKS, CheckpointCorrupt, CheckpointTooNew, Index
+from .index import PACKS, CheckpointAway, CheckpointCorrupt, CheckpointTooNew, Index
 from .places import place
 from .sealed import MANIFEST, Manifest, load_chain, load_manifest, named, reference
 
@@ -27,7 +27,7 @@ _PACK = re.compile(r"(\d{8,})\.g(\d+)(?:\.\d+)?\.pack")
 def latest(directory: Path) -> CheckpointRef | None:
     """The newest checkpoint whose manifest, indexes and packs are all there; tensor data is checked when read.
 
-    Raises CheckpointTooNew where a newer version wrote the newest one.
+    Raises CheckpointTooNew where a newer version wrote the newest one, CheckpointAway where nobody can tell.
     """
     return next(committed(directory), None)
 
@@ -47,9 +47,10 @@ def going(directory: Path, keep_last: int) -> Going:
     unfinished ones older than the newest; and the packs of those. Nothing where no checkpoint is whole: anything may be the
     last copy then.
 
-    Raises CheckpointTooNew where a newer version wrote one: nobody knows here what that one is read from.
+    Raises CheckpointTooNew where a newer version wrote one, CheckpointAway where one cannot be reached: nobody knows here
+    what that one is read from.
     """
-    refs = list(committed(directory))
+    refs = list(committed(directory, is_sure=True))
     if not refs:
         return Going(kept=(), older=(), unfinished=(), packs=())
     known = {place(ref.path).name: load_manifest(place(ref.path)) for ref in refs}
@@ -73,7 +74,7 @@ def prune(directory: Path, keep_last: int, disk: Disk = DISK) -> tuple[Path, ...
     """
     try:
         found = going(directory, keep_last)
-    except CheckpointTooNew:
+    except (CheckpointTooNew, CheckpointAway):
         return ()
     removed = []
     for path in (*found.older, *found.unfinished):
@@ -86,7 +87,10 @@ def prune(directory: Path, keep_last: int, disk: Disk = DISK) -> tuple[Path, ...
         removed.append(path)
     if removed:
         disk.sync_directory(directory)  # before the packs go: no manifest may come back that names one
-    named = named_packs(remaining(directory)) if found.packs else frozenset()
+    try:
+        named = named_packs(remaining(directory).values()) if found.packs else frozenset()
+    except CheckpointAway:
+        return tuple(removed)
     for pack in found.packs:
         if f"{pack.parent.name}/{pack.name}" not in named:
             with suppress(OSError):
@@ -121,8 +125,11 @@ def chain_of(name: str, known: Mapping[str, Manifest]) -> tuple[str, ...]:
     return tuple(chain)
 
 
-def committed(directory: Path) -> Iterator[CheckpointRef]:
-    """Newest first. Raises CheckpointTooNew where it comes to one that a newer version wrote."""
+def committed(directory: Path, *, is_sure: bool = False) -> Iterator[CheckpointRef]:
+    """Newest first. Raises CheckpointTooNew, CheckpointAway where it comes to such a one.
+
+    is_sure: also where a disk has failed to read one, which may be whole.
+    """
     loaded: dict[Path, Manifest] = {}
     whole: set[Path] = set()
     for step, generation, path in candidates(directory):
@@ -134,9 +141,11 @@ def committed(directory: Path) -> Iterator[CheckpointRef]:
                     for shard in manifest.shards:
                         indexes.check(at, shard)
                     whole.add(at)
-        except CheckpointTooNew:
+        except (CheckpointTooNew, CheckpointAway):
             raise
-        except CheckpointCorrupt:
+        except CheckpointCorrupt as error:
+            if is_sure:
+                _require_gone(error)
             continue
         manifest = chain[-1][1]
         if (manifest.step, manifest.generation) == (step, generation):
@@ -144,26 +153,46 @@ def committed(directory: Path) -> Iterator[CheckpointRef]:
 
 
 def candidates(directory: Path) -> list[tuple[Step, Generation, Path]]:
-    """Directories named like checkpoints, newest first: a later generation may have been rolled back to an earlier step."""
+    """Directories named like checkpoints, newest first: a later generation may have been rolled back to an earlier step.
+
+    Raises CheckpointAway where they cannot be listed, other than because there is no such folder.
+    """
     try:
         found = [(*of, path) for path in directory.iterdir() if (of := named(path)) and path.is_dir()]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise CheckpointAway(f"{directory} cannot be listed: {error}; bring its storage back") from error
     return sorted(found, key=lambda one: (one[1], one[0]), reverse=True)
 
 
-def remaining(directory: Path) -> Iterator[Manifest]:
-    """Of every checkpoint still there, also of one that should have gone and could not."""
+def remaining(directory: Path) -> dict[str, Manifest]:
+    """Directory name -> manifest of every checkpoint still there, also of one that should have gone and could not.
+
+    Raises CheckpointTooNew, CheckpointAway: then nobody knows which packs are needed.
+    """
+    found = {}
     for _, _, path in candidates(directory):
-        with suppress(CheckpointCorrupt):
-            yield load_manifest(path)
+        try:
+            found[path.name] = load_manifest(path)
+        except (CheckpointTooNew, CheckpointAway):
+            raise
+        except CheckpointCorrupt as error:  # nothing is read through what is damaged or unfinished
+            _require_gone(error)
+    return found
+
+
+def _require_gone(error: CheckpointCorrupt) -> None:
+    """Raises CheckpointAway where a disk would not say, which it may do the next time."""
+    if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+        raise CheckpointAway(f"{error}; nothing is removed until it is known what is in it") from error
 
 
 def unnamed(directory: Path, named: frozenset[str], newest: tuple[Generation, Step]) -> tuple[Path, ...]:
     """The packs that nobody names. Those as new as the newest checkpoint and newer may be named any moment."""
     found = []
     for pack in sorted((directory / PACKS).glob("*/*")):
-        match = _PACK.fullmatch(pack.name)
-        if match and (int(match[2]), int(match[1])) < newest and f"{pack.parent.name}/{pack.name}" not in named:
+        match, name = _PACK.fullmatch(pack.name), f"{pack.parent.name}/{pack.name}"
+        if match and indexes.is_pack_name(name) and (int(match[2]), int(match[1])) < newest and name not in named:
             found.append(pack)
     return tuple(found)

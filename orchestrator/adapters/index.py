@@ -6,6 +6,7 @@ name in it leads out of the checkpoints' folder. It never reads tensor data and 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -38,6 +39,28 @@ class CheckpointCorrupt(EverstepError):
 
 class CheckpointTooNew(CheckpointCorrupt):
     """A newer version wrote it: nothing is wrong with it, and this version must neither read nor remove it."""
+
+
+class CheckpointAway(CheckpointCorrupt):
+    """Where it is cannot be reached now, which says nothing of what is there: it is neither distrusted nor removed."""
+
+
+_AWAY = frozenset(
+    {
+        *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN),
+        *(errno.ENETUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ESHUTDOWN, errno.EREMOTEIO),
+        *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBUSY, errno.EAGAIN, errno.ENODEV),
+    }
+)
+"""What a server that does not answer, a mount that is gone or a process at its limits says. EIO is not among it: a disk
+says that of a place that it has lost."""
+
+
+def unread(what: str, error: OSError) -> CheckpointCorrupt:
+    """Of something that cannot be read, whether it is damaged or only away."""
+    if error.errno in _AWAY:
+        return CheckpointAway(f"{what} cannot be reached: {error}; bring its storage back")
+    return CheckpointCorrupt(f"{what} cannot be read: {error}; restore an older checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +185,30 @@ def check(checkpoint: Path, shard: ShardRef) -> bytes:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise CheckpointCorrupt(f"{file} cannot be read: {error}; restore an older checkpoint") from error
+        raise unread(str(file), error) from error
     if hashlib.sha256(content).hexdigest() != shard.sha256:
         raise CheckpointCorrupt(f"{file} does not have the hash it was announced with; restore an older checkpoint")
     return content
 
 
 def check_packs(checkpoint: Path, packs: Mapping[str, int]) -> None:
-    """Each is there and as long as when it was written. Raises CheckpointCorrupt."""
+    """Each is there and as long as when it was written. Raises CheckpointCorrupt, CheckpointAway."""
     for pack, size in packs.items():
         file = pack_path(checkpoint, check_pack_name(pack))
         try:
             found = file.stat().st_size
         except OSError as error:
-            raise CheckpointCorrupt(f"{file} cannot be used: {error}; restore an older checkpoint") from error
+            raise unread(str(file), error) from error
         if found != size:
             raise CheckpointCorrupt(f"{file} has {found} bytes, it was written with {size}; restore an older checkpoint")
 
 
+def is_pack_name(name: str) -> bool:
+    return bool(_PACK.fullmatch(name)) and not name.startswith(".")
+
+
 def check_pack_name(name: str) -> str:
-    if not _PACK.fullmatch(name) or name.startswith("."):
+    if not is_pack_name(name):
         raise CheckpointCorrupt(f"a pack is called {name!r}, which may lead elsewhere; restore an older checkpoint")
     return name
 

@@ -116,10 +116,13 @@ def reference(path: Path, manifest: Manifest) -> CheckpointRef:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Raises CheckpointCorrupt, CheckpointTooNew."""
+    """Raises CheckpointCorrupt, CheckpointTooNew, CheckpointAway."""
     file = path / MANIFEST
     try:
         content = file.read_bytes()
+    except OSError as error:
+        raise indexes.unread(str(file), error) from error
+    try:
         body = json.loads(content)
         head = _HEAD.match(content)
         written = body["format"]
@@ -132,7 +135,7 @@ def load_manifest(path: Path) -> Manifest:
         if head is None or _digest(content[head.end() :]) != head[1].decode():
             raise CheckpointCorrupt(f"{file} does not have the hash it was written with; restore an older checkpoint")
         return _manifest(body)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorrupt(f"{file} cannot be read: {error}; restore an older checkpoint") from error
 
 

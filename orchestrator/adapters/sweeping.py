@@ -24,7 +24,7 @@ from . import index as indexes
 from .durable import DISK, Disk, remove_tree, write_durably
 from .folder import candidates, chain_of, live_shares, named_packs, remaining, unnamed
 from .index import PACKS, CheckpointCorrupt
-from .sealed import MANIFEST, Manifest, load_manifest, named
+from .sealed import MANIFEST, Manifest, named
 
 CONDEMNED = "condemned.json"
 WORN = 0.5
@@ -49,21 +49,23 @@ def sweep(
 ) -> Swept:
     """keep: the checkpoints to keep, with what they are read through; newer ones than all of them are not touched.
 
-    condemned, doomed: packs that are recorded as condemned, and those of them that may be deleted. Raises CheckpointTooNew,
-    and OSError where the list of condemned packs cannot be written; what cannot be removed is left for next time.
+    condemned, doomed: packs that are recorded as condemned, and those of them that may be deleted. Raises CheckpointTooNew
+    and CheckpointAway where somebody may need what nobody here can know of, and OSError where the list of condemned packs
+    cannot be written; what cannot be removed is left for next time.
     """
     # What a job began with may lie in another job's folder, and its generation is no time of this one's.
     keep = [path for path in keep if path.parent == directory]
     newest = max((of for path in keep if (of := _of(path))), default=None)
     if newest is None:
         return Swept(removed=(), condemnable=(), deleted=())
-    known = _known(directory)
-    names = {path.name for path in keep if path.name in known}
-    kept = {name: known[name] for one in names for name in chain_of(one, known)}
+    known = remaining(directory)
+    names = {path.name for path in keep}
+    kept = {name: known[name] for one in names & set(known) for name in chain_of(one, known)}
     # Nobody refers to a gradient but the entry it was saved for, so it goes with that at once.
     gradients = named_packs(one for name, one in known.items() if one.kind == "journal")
-    removed = _remove(directory, frozenset(kept), newest, disk)
-    here = named_packs(remaining(directory))
+    # By name, too: whether a damaged one is given up is not decided here.
+    removed = _remove(directory, names | set(kept), newest, disk)
+    here = named_packs(remaining(directory).values())
     deleted = _delete(directory, frozenset(doomed) - here, disk)
     _delete(directory, gradients - here, disk)
     left = sorted(set(condemned) - set(deleted))
@@ -89,16 +91,7 @@ def _of(path: Path) -> tuple[Generation, Step] | None:
     return (of[1], of[0]) if of else None
 
 
-def _known(directory: Path) -> dict[str, Manifest]:
-    """Name -> manifest of what is here and can be read."""
-    known: dict[str, Manifest] = {}
-    for _, _, path in candidates(directory):
-        with suppress(CheckpointCorrupt):
-            known[path.name] = load_manifest(path)
-    return known
-
-
-def _remove(directory: Path, kept: frozenset[str], newest: tuple[Generation, Step], disk: Disk) -> tuple[Path, ...]:
+def _remove(directory: Path, kept: Collection[str], newest: tuple[Generation, Step], disk: Disk) -> tuple[Path, ...]:
     removed = []
     for step, generation, path in candidates(directory):
         if path.name in kept or (generation, step) >= newest:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.adapters import manifest
-from orchestrator.adapters.manifest import CheckpointIncomplete
+from orchestrator.adapters.index import CheckpointAway
+from orchestrator.adapters.manifest import CheckpointIncomplete, CheckpointTooNew
+from orchestrator.adapters.sealed import sealed
 from orchestrator.adapters.sweeping import condemned_packs, sweep
 from tests.checkpoints import SMALL_PLAN, Saves, a_plan, frozen_but
 from tests.disks import Cut, Killed
@@ -86,6 +92,72 @@ def test_what_the_job_began_with_in_another_folder_says_nothing_of_what_is_old_h
     swept = sweep(saves.root, [saves.path(6), Path(began.path)])
     assert swept.removed == (saves.path(5),) and not [pack for pack in swept.condemnable if "00000007" in pack]
     assert saves.is_right(saves.commit(7, 1, shards)) and Path(began.path).exists()
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """Name of a file or folder -> what reading or listing it ends with."""
+    codes: dict[str, int] = {}
+    read, listed = Path.read_bytes, Path.iterdir
+
+    def refuse(path: Path) -> None:
+        for part in (path.name, f"{path.parent.name}/{path.name}"):
+            if part in codes:
+                raise OSError(codes[part], os.strerror(codes[part]), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (refuse(path), read(path))[1])
+    monkeypatch.setattr(Path, "iterdir", lambda path: (refuse(path), listed(path))[1])
+    yield codes
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+@pytest.mark.parametrize("what", ["step-00000005.g1/manifest.json", "checkpoints"])
+def test_what_cannot_be_read_for_a_moment_is_not_removed_nor_what_it_may_be_read_from(
+    tmp_path: Path, refused: dict[str, int], code: int, what: str
+) -> None:
+    saves = Saves(tmp_path / "checkpoints", a_plan(1, [[0, 3]]), frozen_but("embedding", "head"))
+    kept = [saves.checkpoint(step) for step in (5, 6)]
+    condemned = sweep(saves.root, [saves.path(5), saves.path(6)]).condemnable
+    assert condemned, "of the first one's packs little is needed by the second"
+    refused[what] = code
+    with pytest.raises(CheckpointAway, match="cannot be"):
+        sweep(saves.root, [saves.path(5), saves.path(6)], condemned, condemned)
+    with pytest.raises(CheckpointAway):
+        manifest.going(saves.root, 2)
+    assert manifest.prune(saves.root, 1) == ()
+    refused.clear()
+    assert all(saves.is_right(one) for one in kept)
+
+
+def test_a_damaged_one_that_is_kept_stays_until_it_is_given_up(tmp_path: Path) -> None:
+    saves = Saves(tmp_path)
+    for step in (5, 6):
+        saves.checkpoint(step)
+    file = saves.path(5) / "manifest.json"
+    file.write_bytes(file.read_bytes().replace(b'"seed": 7', b'"seed": 8'))
+    assert sweep(tmp_path, [saves.path(5), saves.path(6)]).removed == () and saves.path(5).exists()
+    assert sweep(tmp_path, [saves.path(6)]).removed == (saves.path(5),)
+
+
+def test_a_newer_versions_checkpoint_is_not_removed_nor_any_pack_that_it_may_be_read_from(tmp_path: Path) -> None:
+    saves = Saves(tmp_path)
+    for step in (5, 6):
+        saves.checkpoint(step)
+    body = json.loads((saves.path(5) / "manifest.json").read_bytes())
+    (saves.path(5) / "manifest.json").write_bytes(sealed({**body, "format": 3}))
+    before, packs = sorted(tmp_path.rglob("*")), saves.packs()
+    with pytest.raises(CheckpointTooNew, match="upgrade everstep"):
+        sweep(tmp_path, [saves.path(6)], packs, packs)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_called_strangely_among_packs_is_left_alone_and_stops_nothing(tmp_path: Path) -> None:
+    saves = Saves(tmp_path)
+    saves.checkpoint(6)
+    strange = tmp_path / "packs" / "a copy of n0" / "00000001.g1.pack"
+    strange.parent.mkdir()
+    strange.write_bytes(b"mine")
+    assert sweep(tmp_path, [saves.path(6)]).condemnable == () and strange.exists()
 
 
 def test_a_sweep_cut_short_at_any_call_leaves_what_is_kept(tmp_path: Path) -> None:
