@@ -152,6 +152,14 @@ def committed(directory: Path, *, is_sure: bool = False) -> Iterator[CheckpointR
             yield reference(path, manifest)
 
 
+def is_here(directory: Path) -> bool:
+    """Whether any checkpoint can be in it: false for the empty folder that a disk which is not mounted leaves behind."""
+    try:
+        return (directory / PACKS).is_dir() and bool(list(directory.iterdir()))
+    except OSError:
+        return False
+
+
 def candidates(directory: Path) -> list[tuple[Step, Generation, Path]]:
     """Directories named like checkpoints, newest first: a later generation may have been rolled back to an earlier step.
 

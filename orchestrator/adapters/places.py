@@ -9,6 +9,7 @@ to rename. It owns that difference and what errors are called. It refuses to kno
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -165,13 +166,15 @@ class Remote:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What a store's own library raises is an OSError to everybody here."""
+        """What a store's own library raises is an OSError to everybody here, with a number: EREMOTEIO where it has none."""
         try:
             yield
-        except (OSError, Refused):
+        except (FileNotFoundError, FileExistsError, Refused):
             raise
         except Exception as error:
-            raise OSError(f"{self._url}: {type(error).__name__}: {error}") from error
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise OSError(errno.EREMOTEIO, f"{self._url}: {type(error).__name__}: {error}") from error
 
 
 class Upload:

@@ -76,13 +76,16 @@ class NotFinite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """The checkpoint of this step that training was to be restored from is not what was written, or is not all there."""
+    """The checkpoint of this step that training was to be restored from is not what was written, or is not all there; or
+    nobody can tell."""
 
     step: Step
     generation: Generation
     """Whose it is."""
     since: Step = Step(0)
     """The first step of its journal that is no good, or its base's; 0 where only the whole is known to be bad."""
+    is_away: bool = False
+    """Its storage cannot be reached from here, which says nothing against it."""
 
 
 Finding: TypeAlias = Disagrees | NotFinite | Unreadable

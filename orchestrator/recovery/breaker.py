@@ -24,8 +24,10 @@ BARREN = 3
 """Generations without progress after which another one would be the same."""
 
 
+RESTED = frozenset({Cause.LINK_LOST, Cause.CHECKPOINT})
+"""Where the next try is as good as a rest is long: a network, or storage, that is away."""
 TRIES = 3
-"""Connections that broke for no known reason are made anew so often at once; then the network is left alone for a while."""
+"""What broke for no known reason is tried anew so often at once; then it is left alone for a while."""
 REST_S, MAX_REST_S = 0.5, 10.0
 """Doubled each time: a network that breaks every connection for minutes must not use up a budget in seconds."""
 
@@ -74,10 +76,10 @@ def judge(failures: Sequence[Failure], budget: RecoverySpec) -> Verdict | None:
 
 
 def rest_s(failures: Sequence[Failure]) -> float:
-    """How long to wait before connections are made again; 0 where they have not broken again and again."""
+    """How long to wait before the next generation is formed; 0 where links or storage have not failed again and again."""
     broken = 0
     for failure in reversed([f for f in failures if f.counts]):
-        if failure.fault.cause is not Cause.LINK_LOST:
+        if failure.fault.cause not in RESTED:
             break
         broken += 1
     return min(MAX_REST_S, REST_S * 2.0 ** (broken - TRIES - 1)) if broken > TRIES else 0.0

@@ -6,7 +6,7 @@
 | gradient disagrees | closed, step not made| memory           | both who computed it          |
 | memory changed     | closed, step not made| other holders    | the rank's own device         |
 | not finite         | closed, step not made| memory, once     | nobody; the second time: verdict |
-| unreadable         | closed               | an older checkpoint | nobody                        |
+| unreadable         | closed               | an older checkpoint; the same where its storage is away | nobody |
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def found_fault(draft: Draft, report: RankReport, generation: Generation) -> Fau
                 at=draft.now,
                 signature=f"not finite: step {step}, micro-batches {list(numbers)}",
             )
-        case Unreadable(step=step):
-            message = f"the checkpoint of step {step} cannot be restored from: {report.cause}"
+        case Unreadable(step=step, is_away=is_away):
+            cannot = f"reached from {report.device.node}" if is_away else "restored from"
+            message = f"the checkpoint of step {step} cannot be {cannot}: {report.cause}"
             return Fault(cause=Cause.CHECKPOINT, message=message, at=draft.now, is_external=True)
         case Disagrees() as found:
             accused = _accused(draft, report, found)

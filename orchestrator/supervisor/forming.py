@@ -157,7 +157,7 @@ def try_form(draft: Draft) -> None:
 
 
 def end_rest(draft: Draft) -> None:
-    """Connections broke again and again, and the network has been left alone for a while: try again."""
+    """Connections broke, or storage was away, again and again, and has been left alone for a while: try again."""
     state = draft.state
     assert isinstance(state, Reforming)
     draft.become(replace(state, is_rested=True))

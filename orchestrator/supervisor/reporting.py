@@ -26,7 +26,7 @@ from .settling import settle_by, try_settle
 
 def rank_reported(draft: Draft, report: RankReport) -> None:
     """A survivor left. In a running generation that is news: somebody it talked to is gone."""
-    if isinstance(report.found, Unreadable):
+    if isinstance(report.found, Unreadable) and not report.found.is_away:
         distrust_unreadable(draft, report.found, report.cause)
     state = draft.state
     if isinstance(state, Reforming) and report.generation == state.closing.generation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from orchestrator.domain.failure import Cause
 from orchestrator.domain.generation import Settlement
 from orchestrator.domain.job import JobRecord
 from orchestrator.domain.requests import KillRank
@@ -57,9 +58,11 @@ def try_settle(draft: Draft) -> None:
         step=settlement.step,
     )
     if rest := rest_s(record.failures):
-        draft.say(
-            "resting", f"connections broke again and again: the network is left alone for {rest:g} s before the next try"
+        is_storage = record.failures[-1].fault.cause is Cause.CHECKPOINT
+        why = (
+            "no checkpoint could be read: their storage" if is_storage else "connections broke again and again: the network"
         )
+        draft.say("resting", f"{why} is left alone for {rest:g} s before the next try")
     try_form(draft)
 
 

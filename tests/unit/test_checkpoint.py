@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -20,11 +21,13 @@ from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.layout import buckets, layout
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import CHUNK, Interval, Line
-from tests.checkpoints import CPU, PROFILE, a_plan
+from tests.checkpoints import CPU, PROFILE, Saves, a_plan
+from worker.checkpoint import packs
 from worker.checkpoint.format import chunks
 from worker.checkpoint.reader import read
 from worker.checkpoint.shard import ShardWriter
 from worker.checkpoint.snapshot import Snapshot
+from worker.checkpoint.verify import verify
 from worker.state.holdings import KINDS, Holdings
 
 
@@ -163,6 +166,23 @@ def test_a_later_generation_of_the_same_step_is_newer(tmp_path: Path) -> None:
     committed(tmp_path, generation=2)
     newer = committed(tmp_path, generation=10)
     assert manifest.latest(tmp_path) == newer
+
+
+def test_more_packs_than_a_process_may_open_are_read_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a job of thousands of devices."""
+    saves = Saves(tmp_path, a_plan(2, [[0, 1, 2, 3]] * 8))
+    ref = saves.checkpoint(5)
+    monkeypatch.setattr(packs, "MOST_PACKS", 2)
+    room = 2 * packs.THREADS + 4
+    assert len(saves.packs()) > 2 * room
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(int(fd.name) for fd in Path("/proc/self/fd").iterdir()) + room, before[1])
+    )
+    try:
+        assert saves.is_right(ref) and verify(Path(ref.path)).bad == ()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("module", ["orchestrator.adapters.manifest", "worker.checkpoint.saver"])

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
 from orchestrator.domain.checkpoint import CheckpointRef
-from orchestrator.domain.generation import Answer
+from orchestrator.domain.generation import Answer, Unreadable
 from orchestrator.domain.ids import Device, Generation, Rank, Step
 from orchestrator.domain.layout import Layout, buckets, layout, transfers
 from orchestrator.domain.origin import FromCheckpoint, FromMemory
 from orchestrator.domain.plan import Plan, Seat
 from orchestrator.domain.profile import Interval, joined
 from tests.builders import a_device, a_plan, a_profile, a_spec, an_answer
+from tests.checkpoints import Saves
+from worker.checkpoint import packs
+from worker.findings import NotRestored
 from worker.parallel.group import PeerLost
 from worker.progress import Unwatched
 from worker.state import relayout
@@ -218,6 +224,33 @@ def test_memory_of_steps_that_are_rolled_back_is_gone() -> None:
     kept.settle(FromCheckpoint(checkpoint=CheckpointRef(step=Step(5), generation=Generation(1), path="/5", answer=answer)))
     assert kept.whole is None and kept.arrived() is None and kept.voted == 5
     assert kept.maxima == (2.0,), "as whoever read the same has them"
+
+
+@pytest.mark.parametrize("gone", ["the folder", "all that is in it", "the manifest", "the server"])
+def test_storage_that_is_away_is_not_taken_for_a_checkpoint_that_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """A disk that is not mounted leaves an empty folder, or none, and a server that is away its errors."""
+    saves = Saves(tmp_path / "checkpoints", plan=OLD, profile=PROFILE)
+    ref = saves.checkpoint(5)
+    match gone:
+        case "the manifest":
+            (Path(ref.path) / "manifest.json").unlink()
+        case "the server":
+            stale = OSError(errno.ESTALE, "Stale file handle")
+            monkeypatch.setattr(packs, "read_into", lambda *_: (_ for _ in ()).throw(stale))
+        case _:
+            shutil.rmtree(saves.root)
+    if gone == "all that is in it":
+        saves.root.mkdir()
+    restore, kept = FromCheckpoint(checkpoint=ref), a_kept()
+    kept.settle(restore)
+    transfer = Transfer(holdings_of(OLD, DONOR), restore_with())
+    with pytest.raises(NotRestored) as raised:
+        kept.fill(cast(Any, transfer), buckets(NEW, PROFILE), restore, Unwatched())
+    found = raised.value.finding
+    assert isinstance(found, Unreadable) and found.is_away is (gone != "the manifest")
+    assert kept.whole is None
 
 
 torch.set_num_threads(1)

@@ -8,16 +8,19 @@ import pytest
 
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, PruneCheckpoints
-from orchestrator.domain.events import CheckpointCommitted, CheckpointsPruned, EffectDone
+from orchestrator.domain.events import CheckpointCommitted, CheckpointsPruned, DeadlinePassed, EffectDone
 from orchestrator.domain.failure import Cause
 from orchestrator.domain.generation import Unreadable
 from orchestrator.domain.host_events import RankReady, StepsPassed
 from orchestrator.domain.ids import Generation, NodeId, Step
 from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed
+from orchestrator.domain.requests import FormGeneration
 from orchestrator.domain.spec import CheckpointSpec
 from orchestrator.domain.state import Failed, Reforming, Running, Stopping
+from orchestrator.recovery.breaker import REST_S, TRIES
 from orchestrator.recovery.canary import difference
 from orchestrator.recovery.retention import kept
+from orchestrator.supervisor.deadlines import deadlines
 from orchestrator.supervisor.keeping import LEARNED_S, REFUSED_S
 from tests.builders import JOB, Bench, a_report, a_spec, an_answer
 
@@ -57,9 +60,9 @@ def all_report(bench: Bench, *, step: int | None, passed: int | None = None) -> 
     return bench.planned().prepared()
 
 
-def unreadable(bench: Bench, step: int) -> Bench:
+def unreadable(bench: Bench, step: int, *, is_away: bool = False) -> Bench:
     report = a_report(bench.device(1), generation=bench.record.generation, held=None)
-    found = Unreadable(step=Step(step), generation=Generation(1))
+    found = Unreadable(step=Step(step), generation=Generation(1), is_away=is_away)
     return bench.reports(replace(report, found=found, cause="bad hash"))
 
 
@@ -266,3 +269,35 @@ def test_without_another_one_training_begins_again() -> None:
     bench = unreadable(everything_is_lost(saved(5)).ready(), 5)
     all_report(bench, step=None)
     assert isinstance(bench.form().restore, FromSeed) and bench.record.committed == 0
+
+
+def test_storage_that_is_away_says_nothing_against_a_checkpoint_and_is_waited_for() -> None:
+    """Else a mount that is missing for a minute would cost every checkpoint there is, and all that was trained."""
+    bench = everything_is_lost(saved(5, 10))
+    for _ in range(TRIES):
+        all_report(unreadable(bench.ready(), 10, is_away=True), step=None)
+        assert restored_step(bench) == 10
+    all_report(unreadable(bench.ready(), 10, is_away=True), step=None)
+    assert "resting" in bench.said_to_people() and not bench.calls(FormGeneration)
+    ((key, seconds),) = [(k, s) for k, s in deadlines(bench.record).items() if k.startswith("rest:")]
+    assert seconds == REST_S
+    bench.tell(DeadlinePassed(job=JOB, key=key))
+    assert restored_step(bench) == 10 and "checkpoint_distrusted" not in bench.said_to_people()
+    bench.ready().passed(11, 12)
+    assert bench.record.committed == 12 and bench.record.checkpoint and bench.record.checkpoint.is_proven
+    assert [one.step for one in bench.record.older] == [5] and not bench.record.failures
+
+
+def test_storage_that_does_not_come_back_ends_the_job_and_leaves_its_checkpoints() -> None:
+    bench = saved(5, 10)
+    everything_is_lost(bench)
+    for _ in range(bench.record.spec.recovery.max_external_attempts + 2):
+        unreadable(bench.ready(), 10, is_away=True)
+        if isinstance(bench.state, Stopping):
+            break
+        all_report(bench, step=None)
+        for key in [key for key in deadlines(bench.record) if key.startswith("rest:")]:
+            bench.tell(DeadlinePassed(job=JOB, key=key))
+    assert isinstance(bench.state, Stopping) and isinstance(bench.state.outcome, Failed)
+    assert "the checkpoint of step 10 cannot be reached from n1: bad hash" in bench.state.outcome.message
+    assert bench.record.checkpoint is not None and bench.record.checkpoint.step == 10

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.adapters.index import CheckpointCorrupt, IndexedPiece, pack_path
+from orchestrator.adapters.index import IndexedPiece, pack_path, unread
 from orchestrator.adapters.places import Remote
 
 THREADS = 4
@@ -24,6 +24,8 @@ THREADS = 4
 BATCH = 4 << 20
 """Stored bytes that a thread works on before it takes the next batch."""
 
+MOST_PACKS = 64
+"""That a thread has open at a time: a checkpoint of a thousand devices lies in more than a process may open."""
 READ_AHEAD = 4 << 20
 """Bytes that are asked of a store at once, where less is wanted: pieces lie back to back."""
 
@@ -62,7 +64,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def opened(checkpoint: Path, packs: Iterable[str]) -> Iterator[Sources]:
-    """Raises CheckpointCorrupt where one is not there."""
+    """Raises CheckpointCorrupt where one is not there, CheckpointAway."""
     with ExitStack() as stack:
         sources: Sources = {}
         for pack in sorted(set(packs)):
@@ -70,7 +72,7 @@ def opened(checkpoint: Path, packs: Iterable[str]) -> Iterator[Sources]:
             try:
                 sources[pack] = Source(file)
             except OSError as error:
-                raise CheckpointCorrupt(f"{file} cannot be read: {error}; restore an older checkpoint") from error
+                raise unread(str(file), error) from error
             stack.callback(sources[pack].close)
         yield sources
 
@@ -97,14 +99,17 @@ def read_stored(file: Path, offset: int, length: int) -> NDArray[np.uint8]:
 
 
 def batches(items: Sequence[Item], piece_of: Callable[[Item], IndexedPiece]) -> list[list[Item]]:
-    """In the order in which their pieces lie in the packs, about BATCH bytes each."""
+    """In the order in which their pieces lie in the packs, about BATCH bytes each, and of MOST_PACKS packs at most."""
     made: list[list[Item]] = []
+    packs: set[str] = set()
     room = 0
     for item in sorted(items, key=lambda item: (piece_of(item).pack, piece_of(item).offset)):
-        if room <= 0:
+        if room <= 0 or (len(packs) == MOST_PACKS and piece_of(item).pack not in packs):
             made.append([])
+            packs.clear()
             room = BATCH
         made[-1].append(item)
+        packs.add(piece_of(item).pack)
         room -= piece_of(item).length
     return made
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from orchestrator.adapters import spec_file
-from orchestrator.adapters.index import GRADIENT, ITEM_BYTES
+from orchestrator.adapters.index import GRADIENT, ITEM_BYTES, CheckpointAway
 from orchestrator.adapters.manifest import LONGEST_CHAIN, CheckpointCorrupt, Manifest, load_chain, load_manifest
 from orchestrator.adapters.sealed import named
 from orchestrator.domain.ids import Step
@@ -113,9 +113,11 @@ class _Counted:
 
 
 def links(path: Path) -> tuple[tuple[Path, Manifest], ...]:
-    """What a checkpoint is read from: its base first, itself last. Raises LinkCorrupt."""
+    """What a checkpoint is read from: its base first, itself last. Raises LinkCorrupt, CheckpointAway."""
     try:
         return load_chain(path)
+    except CheckpointAway:
+        raise
     except CheckpointCorrupt as error:
         at = path
         with suppress(CheckpointCorrupt):
@@ -131,6 +133,8 @@ def links(path: Path) -> tuple[tuple[Path, Manifest], ...]:
 def _link(step: Step) -> Iterator[None]:
     try:
         yield
+    except CheckpointAway:
+        raise
     except CheckpointCorrupt as error:
         raise LinkCorrupt(str(error), step) from error
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.adapters.index import ITEM_BYTES, RAW, IndexedPiece
+from orchestrator.adapters.index import ITEM_BYTES, RAW, IndexedPiece, unread
 from orchestrator.adapters.manifest import CheckpointCorrupt, load_indexes, load_manifest
 from orchestrator.domain.profile import Interval
 
@@ -38,20 +38,19 @@ class Wanted:
 def fill(
     path: Path, wanted: Sequence[Wanted], near: Tier | None = None, progress: Callable[[int], None] = lambda more: None
 ) -> None:
-    """Read what is wanted to where it is wanted. Raises CheckpointCorrupt; then what is there already is worth nothing.
+    """Read what is wanted to where it is wanted. Raises CheckpointCorrupt, CheckpointAway; then what is there
+    already is worth nothing.
 
     near: where a piece is looked for first; what is not there, or not as it was written, is read where all of it is.
     progress: takes how many bytes more are where they are wanted.
     """
     tasks = _tasks(path, wanted)
     cut = batches(tasks, lambda task: task.piece)
-    packs = {task.piece.pack for task in tasks}
-    with opened(path, packs) as sources, _near_packs(near, packs) as close_by:
-        read = in_parallel(lambda batch: _read_batch(path, batch, sources, close_by, near), cut)
-        for batch, num_near in zip(cut, read, strict=True):
-            if near is not None:
-                near.num_read += num_near
-            progress(sum(view.size for task in batch for _, view in task.parts))
+    read = in_parallel(lambda batch: _read_batch(path, batch, near), cut)
+    for batch, num_near in zip(cut, read, strict=True):
+        if near is not None:
+            near.num_read += num_near
+        progress(sum(view.size for task in batch for _, view in task.parts))
 
 
 @contextmanager
@@ -114,23 +113,33 @@ def _stored(path: Path, wanted: Sequence[Wanted]) -> dict[tuple[str, str], list[
     return found
 
 
-def _read_batch(
-    path: Path, batch: Sequence[_Task], sources: Sources, close_by: Mapping[str, Opened], near: Tier | None
-) -> int:
+def _read_batch(path: Path, batch: Sequence[_Task], near: Tier | None) -> int:
     """Bytes that came from the nearer tier."""
+    packs = {task.piece.pack for task in batch}
+    with opened(path, packs) as sources, _near_packs(near, packs) as close_by:
+        return _read(path, batch, sources, close_by, near)
+
+
+def _read(path: Path, batch: Sequence[_Task], sources: Sources, close_by: Mapping[str, Opened], near: Tier | None) -> int:
     reader, num_near = _Reader(max(task.piece.content_bytes for task in batch)), 0
     for task in batch:
         piece, (first, *others) = task.piece, task.parts
         is_whole = not others and first[1].size == piece.content_bytes
         into = first[1] if is_whole else reader.content[: piece.content_bytes]
         beside = close_by.get(piece.pack)
-        problem = reader.read(beside.read_into, piece, into) if beside is not None else ""
+        try:
+            problem = reader.read(beside.read_into, piece, into) if beside is not None else ""
+        except OSError as error:
+            problem = f"cannot be read: {error}"
         if beside is not None and not problem:
             num_near += piece.length
         else:
             if problem and near is not None:
                 near.bad.append(f"{what(path, piece)} {problem} on {near.name}")
-            problem = reader.read(sources[piece.pack].read_into, piece, into)
+            try:
+                problem = reader.read(sources[piece.pack].read_into, piece, into)
+            except OSError as error:
+                raise unread(what(path, piece), error) from error
             if problem:
                 raise CheckpointCorrupt(f"{what(path, piece)} {problem}; restore an older checkpoint")
         if not is_whole:
@@ -150,7 +159,7 @@ class _Reader:
     def read(
         self, read_into: Callable[[NDArray[np.uint8], int], None], piece: IndexedPiece, into: NDArray[np.uint8]
     ) -> str:
-        """What is wrong, in words; empty where `into` is what was written."""
+        """What is wrong, in words; empty where `into` is what was written. Raises OSError where it cannot be read."""
         try:
             if piece.coding == RAW:
                 read_into(into, piece.offset)
@@ -158,6 +167,6 @@ class _Reader:
                 stored = self._stored[: piece.length]
                 read_into(stored, piece.offset)
                 self._coder.decode(piece.coding, stored, into)
-        except (OSError, ValueError) as error:
-            return f"cannot be read: {error}"
+        except ValueError as error:
+            return f"cannot be decoded: {error}"
         return "" if digest(into.data) == piece.content else "do not have the hash they were written with"

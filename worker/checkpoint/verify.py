@@ -102,9 +102,13 @@ def _pieces(path: Path, manifest: Manifest, bad: list[str]) -> Iterator[IndexedP
 
 def _looked_at(path: Path, pieces: Sequence[IndexedPiece]) -> Iterator[tuple[int, list[str]]]:
     """Of some pieces at a time: their stored bytes, and what is wrong with them."""
-    with opened(path, (piece.pack for piece in pieces)) as sources:
-        cut = batches(pieces, lambda piece: piece)
-        yield from in_parallel(lambda batch: _complaints(path, batch, sources), cut)
+    cut = batches(pieces, lambda piece: piece)
+    yield from in_parallel(lambda batch: _opened_and_looked_at(path, batch), cut)
+
+
+def _opened_and_looked_at(path: Path, batch: Sequence[IndexedPiece]) -> tuple[int, list[str]]:
+    with opened(path, (piece.pack for piece in batch)) as sources:
+        return _complaints(path, batch, sources)
 
 
 def _complaints(path: Path, batch: Sequence[IndexedPiece], sources: Sources) -> tuple[int, list[str]]:

@@ -15,7 +15,8 @@ from typing import assert_never
 
 import torch
 
-from orchestrator.adapters.manifest import CheckpointCorrupt
+from orchestrator.adapters.folder import is_here
+from orchestrator.adapters.index import CheckpointAway, CheckpointCorrupt
 from orchestrator.adapters.places import place
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.generation import Answer, Arrived, Unreadable
@@ -175,12 +176,14 @@ class Kept:
     @contextmanager
     def _near(self, checkpoint: CheckpointRef) -> Iterator[Tier | None]:
         """This node's own copy, where there is one; what was wrong with it is noted. Raises NotRestored."""
-        near = own_disk(self._spec.checkpoint.local, self._me.node, place(checkpoint.path).parent)
+        folder = place(checkpoint.path).parent
+        near = own_disk(self._spec.checkpoint.local, self._me.node, folder)
         try:
             yield near
         except CheckpointCorrupt as error:
             since = error.step if isinstance(error, LinkCorrupt) else Step(0)
-            found = Unreadable(step=checkpoint.step, generation=checkpoint.generation, since=since)
+            is_away = isinstance(error, CheckpointAway) or not is_here(folder)
+            found = Unreadable(step=checkpoint.step, generation=checkpoint.generation, since=since, is_away=is_away)
             raise NotRestored(found, str(error)) from error
         finally:
             if near is not None:
