@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.adapters import manifest
+from orchestrator.adapters.folder import candidates
 from orchestrator.adapters.manifest import CheckpointCorrupt
 from orchestrator.adapters.places import place
 from orchestrator.adapters.starting_point import Found, committed, find, folder_of
@@ -50,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
             made.add_argument(path, type=Path if path == "out" else place)
         return made
 
-    action("verify", _verify, "path").add_argument("--step", type=int)
+    verifying = action("verify", _verify, "path")
+    verifying.add_argument("--step", type=int)
+    verifying.add_argument("--all", action="store_true")
     showing = action("show", _show, "path")
     showing.add_argument("--step", type=int)
     showing.add_argument("--checked", action="store_true")
@@ -86,10 +89,21 @@ class Paced:
 
 
 def _verify(asked: argparse.Namespace) -> dict[str, Any]:
+    """Of a folder the newest that can be used, and what is damaged of newer ones; or all there are."""
     from worker.checkpoint.verify import verify
 
-    found = verify(find(asked.path, asked.step).path, Paced())
+    which = find(asked.path, asked.step)
+    others = []
+    for path in _beside(asked, which):
+        try:
+            bad = verify(path, Paced()).bad
+        except CheckpointCorrupt as error:
+            bad = (str(error),)
+        if (path / manifest.MANIFEST).exists():  # else it has been removed meanwhile
+            others.append({"path": str(path), "bad": list(bad)})
+    found = verify(which.path, Paced())
     return {
+        "others": others,
         "path": str(found.path),
         "step": found.step,
         "generation": found.generation,
@@ -101,6 +115,14 @@ def _verify(asked: argparse.Namespace) -> dict[str, Any]:
         "seconds": found.seconds,
         "bad": list(found.bad),
     }
+
+
+def _beside(asked: argparse.Namespace, which: Found) -> list[Path]:
+    """Newest first. Where one was named it is alone."""
+    if asked.step is not None or which.path == asked.path.expanduser().absolute():
+        return []
+    there = [path for *_, path in candidates(which.path.parent) if (path / manifest.MANIFEST).exists()]
+    return [path for path in there if path != which.path] if asked.all else there[: there.index(which.path)]
 
 
 def _diff(asked: argparse.Namespace) -> dict[str, Any]:

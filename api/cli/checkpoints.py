@@ -110,18 +110,32 @@ def _show_made(client: Client, job: str, before: set[str], as_json: bool) -> Non
         out().print(tables.checkpoints(made[:1]))
 
 
-def verify(ctx: typer.Context, path: Where, step: AtStep = None, as_json: AsJson = False) -> None:
-    """Read every byte of a checkpoint and check it; exit status 3 where one is not what was written."""
-    result = run(["verify", place(ctx, path), *_step(step)], READERS, "checking")
+def verify(
+    ctx: typer.Context,
+    path: Where,
+    step: AtStep = None,
+    is_all: Annotated[bool, typer.Option("--all", help="All that are there, not the newest alone.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read every byte of a checkpoint and check it; exit status 3 where one is not what was written.
+
+    Of a job that is the newest that can be used; newer ones that cannot be are named as damaged.
+    """
+    result = run(["verify", place(ctx, path), *_step(step), *(["--all"] if is_all else [])], READERS, "checking")
+    damaged = [one for one in (*result["others"], result) if one["bad"]]
     if as_json:
         print_json(result)
-    elif result["bad"]:
-        fail("Damaged", f"{result['path']} is not what was written", result["bad"])
-        hint([f"everstep ckpt gc {path}", f"everstep ckpt ls {path}"], on_stderr=True)
     else:
-        said = f"{result['lines']} parameters, {render.size(result['bytes'])}, every byte as it was written"
-        out().print(f"[green]✓[/] step {result['step']}: {said}")
-    raise typer.Exit(BAD if result["bad"] else 0)
+        for one in damaged:
+            fail("Damaged", f"{one['path']} is not what was written", one["bad"])
+        if not result["bad"]:
+            said = f"{result['lines']} parameters, {render.size(result['bytes'])}, every byte as it was written"
+            out().print(f"[green]✓[/] step {result['step']}: {said}")
+        if whole := sum(not one["bad"] for one in result["others"]):
+            out().print(f"[green]✓[/] so are {whole} others")
+        if damaged:
+            hint([f"everstep ckpt gc {path}", f"everstep ckpt ls {path}"], on_stderr=True)
+    raise typer.Exit(BAD if damaged else 0)
 
 
 def export(

@@ -1,4 +1,5 @@
-"""A checkpoint that cannot be read, and one that can and is not what was saved: real ranks go back to an older one."""
+"""A checkpoint that cannot be read, and one that can and is not what was saved: real ranks go back to an older one. They
+wait for one that is away."""
 
 from __future__ import annotations
 
@@ -43,12 +44,20 @@ def test_training_goes_back_to_a_checkpoint_that_can_be_read_and_is_what_was_sav
     async def scenario() -> None:
         async with a_rig(tmp_path, num_nodes=1, num_devices=1) as rig:
             kill = FaultRequested(fault=FaultKind.KILL, job=JOB, rank=0, beyond_mirrors=True)
-            damage = [_damaged, _forged]
+            damage = [_emptied, _damaged, _forged]
+            given_back: list[asyncio.Task[None]] = []
+
+            async def give_back(folder: Path) -> None:
+                """Once the job has found nothing there again and again."""
+                while "resting" not in [entry.type for entry in rig.history]:  # noqa: ASYNC110  nobody tells
+                    await asyncio.sleep(0.02)
+                for path in _elsewhere(folder).iterdir():
+                    path.rename(folder / path.name)
 
             async def disturb(step: int) -> None:
                 record = await rig.store.get(JOB)
                 told = [entry.type for entry in rig.history]
-                if not isinstance(record.state, Running) or told.count("checkpoint_proven") < 2 - len(damage):
+                if not isinstance(record.state, Running) or told.count("checkpoint_proven") < 3 - len(damage):
                     return
                 if not damage:
                     await rig.store.command(CancelRequested(job=JOB))
@@ -57,6 +66,8 @@ def test_training_goes_back_to_a_checkpoint_that_can_be_read_and_is_what_was_sav
                     # so, and not `step`, which is one of those that were told at once. It stands still until it is killed.
                     (pid,) = record.pids.values()
                     os.kill(pid, signal.SIGSTOP)
+                    if not given_back:
+                        given_back.append(asyncio.create_task(give_back(Path(record.checkpoint.path).parent)))
                     damage.pop(0)(spec, record)
                     await rig.store.command(kill)
 
@@ -64,13 +75,29 @@ def test_training_goes_back_to_a_checkpoint_that_can_be_read_and_is_what_was_sav
             assert isinstance(job.state, Cancelled), job.state
             told = [(entry.type, entry.step) for entry in rig.history if entry.type.startswith("checkpoint_")]
             assert [kind for kind, _ in told].count("checkpoint_distrusted") == 2
-            assert [kind for kind, _ in told].count("checkpoint_proven") == 2
+            assert [kind for kind, _ in told].count("checkpoint_proven") == 3
+            kinds = [kind for kind, _ in told]
+            first = kinds.index("checkpoint_proven")
+            assert first < kinds.index("checkpoint_distrusted"), "what was away for a while is believed as before"
             causes = [incident.fault.cause for incident in job.incidents]
             assert causes.count(Cause.CHECKPOINT) >= 1, causes
             assert job.distrusted == 0
             assert largest_gap(rig.losses, spec, len(rig.losses)) <= 1e-5
 
     asyncio.run(scenario())
+
+
+def _elsewhere(folder: Path) -> Path:
+    return folder.with_name("elsewhere")
+
+
+def _emptied(_: JobSpec, record: JobRecord) -> None:
+    """As where what is mounted there is not."""
+    assert record.checkpoint is not None
+    folder = Path(record.checkpoint.path).parent
+    _elsewhere(folder).mkdir()
+    for path in list(folder.iterdir()):
+        path.rename(_elsewhere(folder) / path.name)
 
 
 def _damaged(_: JobSpec, record: JobRecord) -> None:

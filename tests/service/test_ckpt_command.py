@@ -64,6 +64,28 @@ def test_whole_checkpoints_are_verified_and_one_flipped_bit_is_named(job: Path) 
     assert everstep("ckpt", "verify", older.path).exit_code == 0
 
 
+def test_a_newer_one_that_cannot_be_used_is_not_passed_over_in_silence(job: Path) -> None:
+    found = [saved(job, step, seed=step) for step in (5, 10, 15, 20)]
+    (found[3].path / "manifest.json").write_text("{}")
+    (found[2].path / found[2].manifest.shards[0].index).unlink()
+    result = everstep("ckpt", "verify", job)
+    assert result.exit_code == 3 and "step 10: " in result.output
+    assert all(f"{one.path} is not what was written" in result.stderr for one in found[2:])
+    assert everstep("ckpt", "verify", job, "--step", 10).exit_code == 0
+
+
+def test_all_that_are_there_are_checked_where_that_is_asked_for(job: Path) -> None:
+    found = [saved(job, step, seed=step) for step in (5, 10, 15)]
+    result = everstep("ckpt", "verify", job, "--all")
+    assert result.exit_code == 0 and "step 15: " in result.output and "so are 2 others" in result.output
+    spoil(job, found[0])
+    assert everstep("ckpt", "verify", job).exit_code == 0
+    result = everstep("ckpt", "verify", job, "--all", "--json")
+    assert result.exit_code == 3
+    said = json.loads(result.stdout)
+    assert [(Path(one["path"]), len(one["bad"])) for one in said["others"]] == [(found[1].path, 0), (found[0].path, 1)]
+
+
 def test_checkpoints_are_compared_element_by_element(job: Path, tmp_path: Path) -> None:
     state = state_of(SPEC)
     first = save(job / "checkpoints", SPEC, state, step=5)
