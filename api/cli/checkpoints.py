@@ -22,7 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.text import Text
 
 from api.client.client import Client
-from api.client.errors import ClientError
+from api.client.errors import ApiError, ClientError, Unreachable
 from orchestrator.domain.errors import Refused
 
 from . import checkpoint_tables as tables
@@ -187,6 +187,7 @@ def gc(
     """Show what nobody needs any more of a job's checkpoints, or remove it. Never the newest good one."""
     folder = place(ctx, path)
     if is_meant:
+        _require_own(ctx, path, folder)
         _require_over(ctx, folder)
     arguments = ["gc", folder, "--keep-last", str(keep_last), *(["--remove"] if is_meant else [])]
     result = run(arguments, (), "looking")
@@ -205,13 +206,17 @@ def place(ctx: typer.Context, reference: str) -> str:
     """The folder that is meant: of this name, or of this job's newest checkpoint's siblings."""
     if "://" in reference:
         return reference
-    if "/" in reference or Path(reference).exists():
+    if _is_path(reference):
         return str(Path(reference).expanduser().absolute())
     client = session_of(ctx).client()
     job = client.job(find_job(client, reference))
     if job.checkpoint is None:
         raise ClientError(f"{job.id} has no checkpoint yet; see everstep get {job.id}")
     return job.checkpoint.path.rpartition("/")[0]
+
+
+def _is_path(reference: str) -> bool:
+    return "/" in reference or Path(reference).exists()
 
 
 def run(arguments: Sequence[str], needs: Sequence[str], doing: str) -> dict[str, Any]:
@@ -241,15 +246,33 @@ def run(arguments: Sequence[str], needs: Sequence[str], doing: str) -> dict[str,
     return result
 
 
+def _require_own(ctx: typer.Context, reference: str, folder: str) -> None:
+    """What a job began with is another one's. Raises Refused."""
+    if _is_path(reference):
+        return
+    job = find_job(session_of(ctx).client(), reference)
+    if job not in folder.split("/"):
+        raise Refused(f"{job} has no checkpoint of its own yet, only what it began with; name {folder} if that is meant")
+
+
 def _require_over(ctx: typer.Context, folder: str) -> None:
     """What a job that trains has written and not committed yet looks like what nobody needs. Raises Refused."""
     named = next((part for part in reversed(folder.split("/")) if part.startswith("job-")), None)
     if named is None:
         return
     try:
-        found = session_of(ctx).client(retry_s=0).job(named)
-    except ClientError:
-        return  # nobody knows it, so nobody writes for it
+        client = session_of(ctx).client(retry_s=0)
+    except Unreachable:
+        return  # there is no server here
+    try:
+        found = client.job(named)
+    except ApiError as error:
+        if error.status == 404:
+            return  # nobody knows it, so nobody writes for it
+        raise
+    except Unreachable as error:
+        said = f"whether {named} is over cannot be asked ({error}), and nothing is removed of a job that trains"
+        raise Refused(f"{said}; start the server again, or name a --state-dir without one") from error
     if not found.is_over:
         raise Refused(f"{named} is {found.status} and removes by itself what it does not keep; wait until it is over")
 

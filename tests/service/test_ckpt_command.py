@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from api.cli.main import app
 from orchestrator.adapters import manifest
+from orchestrator.adapters.memory_keyring import MemoryKeyring
 from orchestrator.adapters.starting_point import Found
 from orchestrator.domain.checkpoint import CheckpointRef
 from orchestrator.domain.ids import Generation, NodeId, Step
@@ -164,6 +166,34 @@ def test_nothing_is_removed_of_a_job_that_is_not_over(job: Path, tmp_path: Path)
         served.desk.change(served.desk.record("job-1"), state=Failed(at=NOW, message="it is over"))
         result = CliRunner().invoke(app, ["--url", served.url, "ckpt", "gc", str(job), "--remove", "--json"])
         assert result.exit_code == 0 and not found[0].path.exists() and found[1].path.exists()
+
+
+def test_nothing_is_removed_while_nobody_can_say_that_the_job_is_over(job: Path, tmp_path: Path) -> None:
+    found = [saved(job, step) for step in (5, 10, 15)]
+
+    def remove(url: str, reference: object) -> Result:
+        return CliRunner().invoke(app, ["--url", url, "ckpt", "gc", str(reference), "--remove"])
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and listens to nobody
+        result = remove(f"http://127.0.0.1:{held.getsockname()[1]}", job)
+    assert result.exit_code == 2 and "whether job-1 is over cannot be asked" in result.stderr
+    with serve(tmp_path, keyring=MemoryKeyring(lambda: NOW)) as served:
+        assert remove(served.url, job).exit_code == 3, "it does not say so to anybody"
+    assert all(one.path.exists() for one in found)
+    with serve(tmp_path) as served:
+        assert remove(served.url, job).exit_code == 0, "nobody knows it"
+    assert not found[0].path.exists()
+
+
+def test_what_a_job_began_with_is_not_removed_with_its_own(job: Path, tmp_path: Path) -> None:
+    found = [saved(job, step) for step in (5, 10, 15)]
+    with serve(tmp_path) as served:
+        served.desk.add("job-2")
+        served.desk.change(served.desk.record("job-2"), checkpoint=found[0].reference)
+        result = CliRunner().invoke(app, ["--url", served.url, "ckpt", "gc", "job-2", "--remove"])
+        assert result.exit_code == 2 and "job-2 has no checkpoint of its own yet" in result.stderr
+    assert all(one.path.exists() for one in found)
 
 
 def test_a_checkpoint_that_is_asked_for_is_waited_for_and_a_job_that_ends_without_one_is_said(tmp_path: Path) -> None:
