@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import shutil
@@ -13,14 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.adapters import manifest
+from orchestrator.adapters import manifest, spec_file
+from orchestrator.adapters.checkpoints import FolderCheckpoints
 from orchestrator.adapters.manifest import CheckpointCorrupt, CheckpointIncomplete
 from orchestrator.domain.checkpoint import CheckpointRef, ShardRef
+from orchestrator.domain.effects import CommitCheckpoint
 from orchestrator.domain.generation import Answer
 from orchestrator.domain.ids import Generation, Step
 from orchestrator.domain.layout import buckets, layout
 from orchestrator.domain.plan import Plan
 from orchestrator.domain.profile import CHUNK, Interval, Line
+from tests.builders import JOB, a_spec
 from tests.checkpoints import CPU, PROFILE, Saves, a_plan
 from worker.checkpoint import packs
 from worker.checkpoint.format import chunks
@@ -89,6 +93,27 @@ def test_chunks_lie_on_the_grid_of_the_line() -> None:
         (2 * CHUNK, 3 * CHUNK),
         (3 * CHUNK, 3 * CHUNK + 5),
     ]
+
+
+def test_a_manifest_says_what_it_is_of_and_whoever_finds_it_finds_the_jobs_file(tmp_path: Path) -> None:
+    """By itself: nothing else is left where Redis is gone."""
+    spec, profile = a_spec(), replace(PROFILE, program_sha256="ab" * 32)
+    folder = tmp_path / "jobs" / JOB / "checkpoints"
+    path, shards = saved(folder, a_plan(2, [[0, 2, 3]]), 5, 3)
+    effect = CommitCheckpoint(
+        job=JOB, step=Step(5), generation=Generation(3), shards=tuple(shards), spec=spec, profile=profile
+    )
+    ref = asyncio.run(FolderCheckpoints(str(tmp_path)).commit(effect))
+    assert ref.path == str(path)
+    body = json.loads((path / "manifest.json").read_bytes())
+    assert (body["step"], body["generation"], body["seed"], body["dtype"]) == (5, 3, spec.train.seed, "fp32")
+    assert body["shapes"] == {line.name: list(line.shape) for line in PROFILE.lines}
+    assert body["lines"] == {line.name: line.numel for line in PROFILE.lines}
+    assert (body["program_hash"], body["spec_hash"]) == ("ab" * 32, spec_file.hash_of(spec))
+    assert [shard[2:] for shard in body["shards"]] == [
+        [one.index, one.sha256] for one in sorted(shards, key=lambda s: s.device)
+    ]
+    assert spec_file.load(folder, body["spec_hash"]) == spec_file.Kept(job=JOB, spec=spec, profile=profile)
 
 
 def test_a_missing_or_doubled_shard_is_not_committed(tmp_path: Path) -> None:

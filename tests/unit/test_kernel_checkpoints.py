@@ -249,6 +249,13 @@ def test_losses_are_equal_to_the_bit_where_they_have_to_be(bits: str, gap: float
     assert bool(difference(checkpoint, (2.0, 3.0 + gap), bits, "fp32")) is differs
 
 
+@pytest.mark.parametrize(("gap", "differs"), [(5e-3, False), (3e-2, True), (float("inf"), True)])
+def test_bf16_elsewhere_may_differ_by_what_its_rounding_does(gap: float, differs: bool) -> None:
+    checkpoint = replace(a_checkpoint(5), after=(1.0,), bits="tp2")
+    assert bool(difference(checkpoint, (1.0 + gap,), "tp1", "bf16")) is differs
+    assert difference(checkpoint, (1.0 + gap,), "tp2", "bf16"), "on the same kind and tp it is equal to the bit"
+
+
 def test_nothing_recorded_is_nothing_to_compare_with() -> None:
     assert not difference(replace(a_checkpoint(5), after=()), (1.0,), "", "fp32")
 
