@@ -88,6 +88,7 @@ def test_bf16_weights_are_rounded_once_and_stay_bf16(tmp_path: Path) -> None:
     made = export(save(tmp_path / "saved", spec, state), spec, tmp_path / "out", dtype="bf16")
     assert made.num_files == 1 and (tmp_path / "out" / "model.safetensors").exists()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert {values.dtype for values in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
     loaded, _ = theirs(tmp_path / "out", tokens)
     assert loaded.dtype == torch.bfloat16
     rounded = {name: rows.to(torch.bfloat16).float() for name, rows in state.items()}

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.domain.checkpoint import CheckpointRef
+from orchestrator.domain.checkpoint import CheckpointRef, ShardRef
 from orchestrator.domain.effects import CommitCheckpoint, NoteCheckpoint, PruneCheckpoints
 from orchestrator.domain.events import CheckpointCommitted, CheckpointsPruned, DeadlinePassed, EffectDone
 from orchestrator.domain.failure import Cause
 from orchestrator.domain.generation import Unreadable
-from orchestrator.domain.host_events import RankReady, StepsPassed
+from orchestrator.domain.host_events import RankReady, ShardSaved, StepsPassed
 from orchestrator.domain.ids import Generation, NodeId, Step
 from orchestrator.domain.origin import FromCheckpoint, FromMemory, FromSeed
 from orchestrator.domain.requests import FormGeneration
@@ -103,6 +103,23 @@ def test_policies_add_up_and_the_newest_and_the_proven_one_always_stay(policy: C
     losses = {60: 1.0, 50: 0.4, 40: 0.9, 30: 0.8, 20: 0.7, 10: 0.5}
     found = kept([a_checkpoint(step, loss, is_proven=step == 30) for step, loss in losses.items()], policy)
     assert [one.step for one in found] == wanted
+
+
+def test_what_is_left_of_a_closed_generation_is_committed_by_nobody() -> None:
+    """A rank that comes back from the dead must not mix two attempts at one step."""
+    bench = saved(5)
+    stale = bench.record.generation
+    everything_is_lost(bench).ready().passed(6, 7)
+
+    def commits() -> list[tuple[Step, Generation]]:
+        return [(one.step, one.generation) for one in bench.record.outbox.values() if isinstance(one, CommitCheckpoint)]
+
+    for device in bench.plan.devices:
+        shard = ShardRef(device=device, index=f"7-{device}", sha256="0")
+        bench.said(device.node, ShardSaved(generation=stale, step=Step(7), shard=shard))
+    assert commits() == [] and not bench.record.saving
+    bench.saved(7)
+    assert commits() == [(7, bench.record.generation)] and bench.record.generation != stale
 
 
 def test_packs_are_condemned_in_the_record_refused_when_writers_know_and_deleted_after_that() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,15 +19,19 @@ import torch
 
 from orchestrator.domain.errors import EverstepError
 from orchestrator.domain.generation import Answer
-from orchestrator.domain.ids import Device, Generation, NodeId, Step
+from orchestrator.domain.ids import Device, Generation, JobId, NodeId, Step
 from orchestrator.domain.layout import buckets
 from orchestrator.domain.plan import Pipeline, Plan, Stage
 from orchestrator.domain.profile import Line, Profile
+from orchestrator.domain.requests import OpenHost
+from tests.builders import a_profile, a_spec
 from worker import faultpoints
+from worker.checkpoint import dispatch
 from worker.checkpoint.custody import Custody
 from worker.checkpoint.handover import NotSaved
 from worker.checkpoint.slot import SlotState, create_slot, read_slot
 from worker.checkpoint.tray import Tray
+from worker.child import Child
 from worker.mail import HandedOver
 from worker.parallel.group import Aborted
 from worker.state.holdings import Holdings
@@ -233,3 +240,47 @@ def test_a_large_share_is_copied_beside_what_is_computed_and_whole_before_it_may
             assert torch.equal(torch.tensor(state), wanted + number)
             custody.settle(place)
             said.clear()
+
+
+def test_what_waits_and_is_older_than_the_generation_before_is_given_up_and_what_is_in_hand_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would accept it any more."""
+    order = OpenHost(
+        job=JobId("job-1"),
+        node=ME.node,
+        num_devices=1,
+        spec=a_spec(),
+        profile=a_profile(),
+        checkpoint_dir=str(tmp_path),
+        log_dir=str(tmp_path),
+    )
+
+    def start(*_: object) -> Child:
+        """A saver that never answers."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        process = subprocess.Popen(["sleep", "600"], stdin=theirs)
+        theirs.close()
+        return Child(process, ours, os.pidfd_open(process.pid))
+
+    monkeypatch.setattr(dispatch, "start", start)
+    held, told = a_share(), list[object]()
+
+    async def scenario() -> None:
+        with a_tray() as (tray, custody, _):
+            tray.lay_out(held)
+            for step in (7, 8):
+                held.step = Step(step)
+                tray.take(held, Generation(2), None)
+            at_it = dispatch.Dispatch(order, told.append)
+            at_it.collect(custody)
+            at_it.begin(Generation(3))
+            assert [slot.step for _, slot in at_it.under_way()] == [7, 8]
+            at_it.begin(Generation(4))
+            assert [slot.step for _, slot in at_it.under_way()] == [7]
+            assert states(custody) == [SlotState.FULL, SlotState.FREE] and custody.slot(1).why == "generation 4 has begun"
+            await at_it.close()
+            assert states(custody) == [SlotState.FREE] * 2 and told == []
+
+    asyncio.run(scenario())
