@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from safetensors.torch import save_file
 
-from orchestrator.adapters.durable import write_durably
+from orchestrator.adapters.durable import DISK, write_durably
 from orchestrator.adapters.starting_point import Found, differences
 from orchestrator.domain.errors import Conflict, Refused
 from orchestrator.domain.profile import Interval
@@ -75,6 +75,7 @@ def export(
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+    DISK.sync_directory(out.parent)
     return Exported(path=out, num_files=len(files), num_tensors=len(foreign.tensors), num_bytes=done)
 
 
