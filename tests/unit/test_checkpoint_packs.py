@@ -121,7 +121,7 @@ def test_a_commit_that_names_a_pack_that_is_gone_fails(tmp_path: Path) -> None:
     saves.checkpoint(5)
     shards = saves.save(6)
     max(tmp_path.glob("packs/*/*5.g1.pack"), key=lambda path: path.stat().st_size).unlink()
-    with pytest.raises(manifest.CheckpointCorrupt, match="pack cannot be used"):
+    with pytest.raises(manifest.CheckpointCorrupt, match="pack cannot be read"):
         saves.commit(6, 1, shards)
 
 
