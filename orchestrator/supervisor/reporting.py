@@ -98,9 +98,8 @@ def give_up_silent(draft: Draft) -> None:
     state = draft.state
     assert isinstance(state, Reforming)
     silent, settlement = silent_seats(draft.record), state.closing.settlement
-    if settlement is not None:
-        if loses_steps(draft, _without(settlement, silent)):
-            return
+    if settlement is not None and loses_steps(draft, _without(settlement, silent)):
+        return
     for node in sorted(silent):
         host_lost(draft, node, host_fault(node, "silent, and a seat is to be prepared there", draft.now), False)
 
