@@ -168,12 +168,17 @@ class LocalJob:
         seat = self.crew.at.get(request.device)
         if seat is None or request.pid not in (0, seat.pid):
             return  # an earlier process on that device was meant
-        if request.mark and request.mark != self.rounds.lookout.sight(request.device, seat).mark:
-            return  # it has moved since; the judgement was late
+        if request.mark and not self._is_still_so(request, seat):
+            return  # the judgement was late
         if request.dump:
             self.crew.kill_with_stack(seat, request.why)
         else:
             seat.kill(request.why)
+
+    def _is_still_so(self, request: KillRank, seat: Seat) -> bool:
+        """It has not moved since, and is not merely waiting for another one after what it was judged for is over."""
+        sight = self.rounds.lookout.sight(request.device, seat)
+        return request.mark == sight.mark and sight.is_guilty
 
     def look_around(self, request: LookAround) -> None:
         self.rounds.look_around(request)

@@ -41,6 +41,10 @@ class Looking:
     """A host said that a rank stands still. Otherwise a host has gone silent: does anybody wait for its ranks?"""
     after_s: float = 0.0
     """Nobody has been asked yet: all are, once this has passed."""
+    asked_at: float = 0.0
+    """Wall clock."""
+    fresh_s: float = 0.0
+    """How long after that what was seen still says something of what is so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,7 @@ class KillRank:
     pid: int = 0
     """The process that is meant; 0 means whichever is there."""
     mark: str = ""
-    """Of the sight that was judged: who has moved on since is spared."""
+    """Of the sight that was judged: who has moved on since is spared, and whoever its host holds nothing against by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

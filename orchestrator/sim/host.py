@@ -224,10 +224,11 @@ class SimHost:
         rank = self.ranks.get(request.device)
         if rank is None or request.pid not in (0, rank.pid):
             return
-        if request.mark and request.mark != self.lookout.sight(rank).mark:
+        if request.mark and not self.lookout.has_blamed(rank, request.mark):
+            raise Violation(f"{rank.device} never did anything but what it should and is {request.why}")
+        sight = self.lookout.sight(rank)
+        if request.mark and not (request.mark == sight.mark and sight.is_guilty):
             return
-        if request.dump and not self.lookout.is_strange(rank):
-            raise Violation(f"{rank.device} does what it should and is {request.why}")
         self.kill(rank)
 
     def _inject(self, request: InjectFault) -> None:

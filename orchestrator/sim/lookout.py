@@ -18,8 +18,6 @@ from .rank import SimRank
 
 LOOK_S = 0.2
 STOPPED_S, HUNG_S, WAIT_S = 0.4, 1.5, 1.0
-REMEMBERED_S = 2.0
-"""Who was strange so recently may still be called so by those who saw it."""
 
 
 class Watched(Protocol):
@@ -44,6 +42,8 @@ class SimLookout:
         self._since: dict[Device, tuple[str, float]] = {}
         """Each rank's mark, and since when it has had it."""
         self._told_s: dict[Device, float] = {}
+        self._blamed: set[tuple[int, str]] = set()
+        """Process and mark of whom anything was ever held against."""
         host.place.clock.after(LOOK_S, self._watch)
 
     def sight(self, rank: SimRank) -> RankSight:
@@ -53,8 +53,9 @@ class SimLookout:
         in_wait = arena is not None and is_at_it and (not arena.stage or rank.device in arena.done)
         still_s = self._still_s(rank)
         is_stopped = rank.frozen and still_s >= STOPPED_S
-        is_guilty = is_stopped or (rank.hung and not in_wait and still_s >= HUNG_S)
-        return RankSight(
+        waits_for_orders = phase is Phase.IDLE and rank.session_of == self._host.at_work
+        is_guilty = not waits_for_orders and (is_stopped or (rank.hung and not in_wait and still_s >= HUNG_S))
+        sight = RankSight(
             device=rank.device,
             generation=rank.session_of,
             phase=phase,
@@ -68,9 +69,13 @@ class SimLookout:
             is_guilty=is_guilty,
             why="is strange" if is_guilty else "has waited" if in_wait and still_s >= WAIT_S else "",
         )
+        if is_guilty:
+            self._blamed.add((rank.pid, sight.mark))
+        return sight
 
-    def is_strange(self, rank: SimRank) -> bool:
-        return rank.frozen or rank.hung or self._host.place.clock.now - rank.strange_at < REMEMBERED_S
+    def has_blamed(self, rank: SimRank, mark: str) -> bool:
+        """Whether anything was ever held against it where it stood then."""
+        return (rank.pid, mark) in self._blamed
 
     def answer(self, asked: LookAround) -> RanksSeen:
         return RanksSeen(generation=asked.generation, number=asked.number, sights=self._sights())

@@ -6,7 +6,9 @@ It refuses to know how it is answered (whatif.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from math import isfinite
 from random import Random
 from typing import Any
 
@@ -15,6 +17,16 @@ from orchestrator.domain.kinds import KINDS
 from .arrivals import Arrival, Maintenance, Slowness, SpotWaves, arrivals
 
 POLICIES = ("restart", "shrink", "everstep")
+WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "tuple[str, ...]": "a list of names",
+}
+POSITIVE = ("params", "step_s", "days")
+LEAST = {"gpus": 1, "block": 1, "pp": 1, "pue": 1, "straggler_times": 1}
+"""Of numbers that have to be larger than nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +117,32 @@ def scene_of(data: Mapping[str, Any]) -> WhatIf:
         raise ValueError(f"{', '.join(sorted(unknown))} means nothing here; a scenario has {', '.join(sorted(known))}")
     if not {"name", "gpus"} <= set(data):
         raise ValueError("a scenario needs a name and gpus, how many accelerators the job has")
-    lists = {name: tuple(data.get(name, default)) for name, default in (("policies", POLICIES), ("kinds", ()))}
-    scene = WhatIf(**{**data, **lists})
+    types = {field.name: str(field.type) for field in fields(WhatIf)}
+    scene = WhatIf(**{name: _read(name, types[name], value) for name, value in data.items()})
     if problem := scene.problem():
         raise ValueError(problem)
     return scene
+
+
+def _read(name: str, kind: str, value: Any) -> Any:
+    """One field's value. Raises ValueError. A number such as 4e9 is text to YAML, which wants 4.0e+9."""
+    if kind == "float" and isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)
+    is_it = {
+        "int": isinstance(value, int) and not isinstance(value, bool),
+        "float": isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value),
+        "bool": isinstance(value, bool),
+        "str": isinstance(value, str),
+        "tuple[str, ...]": isinstance(value, list | tuple) and all(isinstance(one, str) for one in value),
+    }
+    if not is_it[kind]:
+        raise ValueError(f"{name} is {value!r}, and has to be {WORDS[kind]}")
+    if isinstance(value, list):
+        return tuple(value)
+    least = LEAST.get(name, 0)
+    if kind in ("int", "float") and name != "seed" and (value < least or (name in POSITIVE and not value)):
+        raise ValueError(
+            f"{name} is {value:g}, and has to be {'more than 0' if name in POSITIVE else f'{least:g} or more'}"
+        )
+    return value

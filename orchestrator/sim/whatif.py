@@ -126,6 +126,8 @@ def main() -> int:
     try:
         scenes = [scene_of(data)]
         for name, values in sweep.items():
+            if not isinstance(values, list) or not values:
+                raise ValueError(f"sweep: {name} is {values!r}, and has to be a list of values to try, such as [0, 2]")
             scenes = [scene_of({**asdict(scene), name: value}) for scene in scenes for value in values]
     except (TypeError, ValueError) as error:
         print(json.dumps({"refused": str(error)}))

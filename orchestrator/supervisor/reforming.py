@@ -114,13 +114,12 @@ def _newcomers(draft: Draft) -> frozenset[Device]:
 def _caught_up(draft: Draft) -> frozenset[Device]:
     """Who has everything that the next plan gives it: where a fault ends the generation, it may be the last to have it.
 
-    Of a job that is at risk so may those whose hosts are silent, and cannot say how far they have come.
+    Of a job that is at risk so may everybody who was to get it: how far they have come may not have been heard yet.
     """
     record, join = draft.record, draft.record.join
     if join is None or not isinstance(draft.state, Running):
         return frozenset()
-    silent = {move.target for move in join.moves if move.target.node in record.unreachable} if record.at_risk else set()
-    return (join.done | silent) & set(record.pids)
+    return _newcomers(draft) if record.at_risk else join.done & set(record.pids)
 
 
 def _prepared(draft: Draft) -> frozenset[Device]:

@@ -5,9 +5,10 @@
     a host goes silent ───┘ and again when waiting has lasted                           fault told
 
 What rests on comparing sights of different hosts must be found twice with nobody having moved between, because no two
-hosts look at one instant. A silent host is no evidence, and neither is a wait: its node is given up where everybody who can
-be asked waits for it, and has for so long that it is neither a slow step nor a cable that is put back at once. This refuses
-to know how a stall is noticed and how sights are read (detection/waitfor.py).
+hosts look at one instant. What hosts saw before a supervisor was away, or another one's time began, is looked at again.
+A silent host is no evidence, and neither is a wait: its node is given up where everybody who can be asked waits for it,
+and has for so long that it is neither a slow step nor a cable that is put back at once. This refuses to know how a
+stall is noticed and how sights are read (detection/waitfor.py).
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ SILENT_STILL_S = 1.5
 SILENT_STEPS = 2.0
 """Nothing moves anywhere for so many typical steps: whoever waits for a silent host does not wait for a slow one."""
 LOOK_AGAIN_S = 0.3
+FRESH_S = 2.0
+"""What was seen so long ago is looked at again; where asking itself takes longer, for twice as long each time."""
 ASLEEP_S = 2.0
 """A host's watch that has not looked for so long watches nothing."""
 
@@ -103,6 +106,9 @@ def conclude(draft: Draft) -> None:
         return
     if not looking.seen:
         return  # where nobody answers the control plane is cut off, which says nothing about ranks
+    if not 0.0 <= draft.now - looking.asked_at <= looking.fresh_s:
+        _look_once_more(draft, looking)
+        return
     sights = {sight.device: sight for seen in looking.seen.values() for sight in seen}
     ranks = _ranks(draft)
     silent = draft.record.unreachable & {device.node for device in ranks.values()}
@@ -123,7 +129,7 @@ def conclude(draft: Draft) -> None:
             if looking.suspected == evidence:
                 _act(draft, found)
             else:
-                _look(draft, looking.generation, looking.why, evidence)
+                _look(draft, looking.generation, looking.why, evidence, fresh_s=looking.fresh_s)
         case AtWork():
             pass  # its host speaks up once there is evidence against it, and whoever waits after twice the time
         case Moving(message=message):
@@ -245,13 +251,34 @@ def _fault(draft: Draft, cause: Cause, found: Culprits | LinksLost | Standstill,
 # --- looking -------------------------------------------------------------------------------------------------------------
 
 
+def _look_once_more(draft: Draft, looking: Looking) -> None:
+    """Nobody governed for a while, or asking and answering took that long: who was seen still may be at work again."""
+    fresh_s = max(FRESH_S, 2 * looking.fresh_s)
+    _look(draft, looking.generation, looking.why, looking.suspected, is_alarm=looking.is_alarm, fresh_s=fresh_s)
+
+
 def _look(
-    draft: Draft, generation: Generation, why: str, suspected: tuple[str, ...] = (), *, is_alarm: bool = True
+    draft: Draft,
+    generation: Generation,
+    why: str,
+    suspected: tuple[str, ...] = (),
+    *,
+    is_alarm: bool = True,
+    fresh_s: float = FRESH_S,
 ) -> None:
     number = draft.record.looks + 1
     nodes = {device.node for device in _ranks(draft).values()} & draft.trusted_hosts
     asked = frozenset(nodes - draft.record.unreachable)
-    looking = Looking(generation=generation, number=number, asked=asked, why=why, suspected=suspected, is_alarm=is_alarm)
+    looking = Looking(
+        generation=generation,
+        number=number,
+        asked=asked,
+        why=why,
+        suspected=suspected,
+        is_alarm=is_alarm,
+        asked_at=draft.now,
+        fresh_s=fresh_s,
+    )
     draft.set(looks=number, looking=looking)
     for node in sorted(asked):
         draft.call(node, LookAround(generation=generation, number=number))

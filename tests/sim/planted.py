@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.detection.waitfor import Culprits
 from orchestrator.domain.events import Contact
 from orchestrator.domain.faults import FaultRequested
 from orchestrator.domain.generation import Settlement
@@ -32,6 +33,7 @@ from orchestrator.supervisor import (
     reporting,
     settling,
     sparing,
+    stalling,
 )
 from orchestrator.supervisor.cordons import Cordons
 from orchestrator.supervisor.draft import Draft
@@ -193,6 +195,21 @@ def kills_a_node_without_asking_other_jobs(patch: Patch) -> None:
     patch.setattr(faulting, "matching", matching)
 
 
+def kills_those_who_wait(patch: Patch) -> None:
+    found = stalling.diagnose
+
+    def diagnose(ranks: Any, generation: Generation, sights: Any, silent: Any) -> Any:
+        told = found(ranks, generation, sights, silent)
+        waiting = tuple(device for device, sight in sights.items() if sight.in_wait and not sight.is_guilty)
+        return replace(told, devices=waiting) if isinstance(told, Culprits) and waiting else told
+
+    patch.setattr(stalling, "diagnose", diagnose)
+
+
+def leaves_newcomers_unasked(patch: Patch) -> None:
+    patch.setattr(reforming, "_caught_up", lambda draft: frozenset())
+
+
 SAFETY, LIVENESS, CRASH = Verdict.SAFETY, Verdict.LIVENESS, Verdict.CRASH
 ALL = (
     Planted(plant=rolls_back_for_nothing, verdict=SAFETY, seeds=(1, *range(40))),
@@ -214,6 +231,10 @@ ALL = (
     Planted(plant=forgets_a_rollback, verdict=SAFETY, words="steps counted", seeds=(20, *range(40))),
     Planted(plant=loses_the_time_of_a_phase, verdict=SAFETY, words="its phases", seeds=(2, *range(40))),
     Planted(plant=forgets_what_it_declined, verdict=SAFETY, words="asks for a plan on", seeds=(421, 33, *range(40))),
+    Planted(
+        plant=kills_those_who_wait, verdict=SAFETY, words="never did anything but what it should", seeds=(34, *range(40))
+    ),
+    Planted(plant=leaves_newcomers_unasked, verdict=SAFETY, words="is rolled back", seeds=(302660,)),
     Planted(plant=kills_a_node_without_asking_other_jobs, verdict=SAFETY, words="rolled steps back", seeds=(1708,)),
 )
 

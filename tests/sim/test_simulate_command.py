@@ -75,7 +75,7 @@ def test_a_chart_is_drawn(small: str, tmp_path: Path) -> None:
 def test_a_shipped_scenario_makes_sense(path: Path) -> None:
     data = yaml.safe_load(path.read_text())
     data.pop("sweep", None)
-    scene = scene_of({**data, "params": float(data["params"])})
+    scene = scene_of(data)
     assert scene.name == path.stem and scene.blocks * scene.block <= scene.gpus and trace_of(scene)
 
 
@@ -83,3 +83,33 @@ def test_what_nobody_knows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "odd.yaml").write_text("name: odd\ngpus: 64\nweather: fine\n")
     done = simulate(str(tmp_path / "odd.yaml"))
     assert done.returncode and "weather means nothing here" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"gpus": "abc"}, "gpus is 'abc', and has to be a whole number"),
+        ({"gpus": True}, "gpus is True, and has to be a whole number"),
+        ({"gpus": 0}, "gpus is 0, and has to be 1 or more"),
+        ({"days": -1}, "days is -1, and has to be more than 0"),
+        ({"params": "many"}, "params is 'many', and has to be a number"),
+        ({"step_s": float("nan")}, "step_s is nan, and has to be a number"),
+        ({"spares": -2}, "spares is -2, and has to be 0 or more"),
+        ({"shrinks": "no"}, "shrinks is 'no', and has to be true or false"),
+        ({"kinds": "A100"}, "kinds is 'A100', and has to be a list of names"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_what_makes_no_sense_is_refused_in_words(odd: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        scene_of({"name": "odd", "gpus": 64, **odd})
+
+
+def test_a_number_that_yaml_takes_for_text_is_one() -> None:
+    assert scene_of({"name": "x", "gpus": 64, "params": "4e9", "step_s": 10}).params == 4e9
+
+
+def test_a_sweep_over_no_list_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "odd.yaml").write_text("name: odd\ngpus: 64\nsweep: {spares: 3}\n")
+    done = simulate(str(tmp_path / "odd.yaml"))
+    assert done.returncode and "sweep: spares is 3, and has to be a list of values" in " ".join(done.stderr.split())

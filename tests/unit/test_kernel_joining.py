@@ -11,7 +11,7 @@ from orchestrator.domain.host_events import HostOpened, JoinFailed
 from orchestrator.domain.ids import Device, NodeId, Step
 from orchestrator.domain.layout import layout
 from orchestrator.domain.origin import FromMemory
-from orchestrator.domain.profile import joined
+from orchestrator.domain.profile import Interval, joined
 from orchestrator.domain.requests import BeginJoin, CloseGeneration, EndJoin, KillRank, PrepareSeats, StopAfter
 from orchestrator.domain.state import Reforming, Running
 from orchestrator.supervisor.deadlines import deadlines
@@ -136,6 +136,25 @@ def test_member_lost_in_the_copy_is_recovered_as_ever_and_newcomers_begin_again(
     assert bench.record.join is not None and [type(r) for _, r in bench.calls(PrepareSeats)]
 
 
+def test_newcomers_of_a_job_at_risk_are_asked_though_nobody_has_heard_how_far_they_have_come() -> None:
+    """The only member is lost before that is heard: what it held is where it was copied to, and nowhere else."""
+    bench = Bench(nodes=1, devices=1, spec=a_spec()).running().passed(1, 2, 3)
+    assert bench.record.at_risk
+    bench.add_node(2, devices=1).planned()
+    bench.said(N2, HostOpened(seconds=1.0)).copying()
+    (newcomer,), held = bench.newcomers, [Interval(line.name, 0, line.numel) for line in a_profile().lines]
+    bench.passed(4).host_gone(bench.plan.nodes[0])
+    state = bench.state
+    assert isinstance(state, Reforming) and state.closing.awaited == {newcomer}
+    assert [node for node, _ in bench.calls(EndJoin)] == [N2]
+    report = a_report(newcomer, generation=1, held=None)
+    bench.reports(replace(report, arrived=Arrived(step=Step(4), intervals=joined(held)))).planned().prepared()
+    form = bench.form()
+    assert isinstance(form.restore, FromMemory) and form.restore.step == 4
+    bench.ready().passed(5)
+    assert bench.record.incidents[-1].rolled_back == 0
+
+
 def test_source_that_breaks_off_is_replaced_by_another_holder_and_in_the_end_by_the_pause() -> None:
     bench = joining()
     newcomer, join = bench.newcomers[0], bench.record.join
@@ -194,6 +213,19 @@ def test_end_of_a_newcomer_that_was_let_go_is_no_loss_of_the_next_join() -> None
     assert bench.record.join is not None and bench.record.joins_failed == 1
     bench.copying().caught_up()
     assert bench.record.join.stopping and bench.record.joins_failed == 0, "in a row"
+
+
+def test_a_process_that_took_the_place_of_one_let_go_is_not_asked_what_it_holds() -> None:
+    """It was there when the next join was planned, and had ended when its seat was prepared (seed 16892)."""
+    bench = joining()
+    first, *others = bench.newcomers
+    bench.exited(first).planned()
+    for device in others:
+        bench.exited(device)
+    bench.copying()
+    victim = bench.device(0)
+    bench.exited(victim)
+    assert isinstance(bench.state, Reforming) and not bench.state.closing.awaited & {first, *others}
 
 
 def test_what_a_newcomer_says_by_itself_ends_no_generation_that_trains() -> None:

@@ -13,7 +13,7 @@ from orchestrator.domain.requests import CloseGeneration, CloseHost, FormGenerat
 from orchestrator.domain.sight import Phase, RankSight, Traffic
 from orchestrator.domain.state import Failed, Reforming, Running, Stopping
 from orchestrator.supervisor.deadlines import BAR_S, LOOK_S, MAX_BAR_S, deadlines
-from orchestrator.supervisor.stalling import FORGOTTEN_S, LOOK_AGAIN_S, MAX_BAD_ENDS, SILENT_STEPS, SILENT_STILL_S
+from orchestrator.supervisor.stalling import FORGOTTEN_S, FRESH_S, LOOK_AGAIN_S, MAX_BAD_ENDS, SILENT_STEPS, SILENT_STILL_S
 from tests.builders import JOB, Bench, a_report, a_spec
 
 N0, N1, N2, N3 = (NodeId(f"n{number}") for number in range(4))
@@ -112,6 +112,38 @@ def test_everybody_is_asked_once_however_many_hosts_complain() -> None:
     first = bench.record.looking
     stalled(bench, N1, seen)
     assert bench.record.looking == first and not bench.calls(LookAround)
+
+
+def test_what_was_seen_before_nobody_governed_for_a_while_is_looked_at_again() -> None:
+    """A supervisor slept, or is another one's successor: who had stopped then may do what it should by now."""
+    bench = trained()
+    culprit, seen = bench.device(3), sights(bench, r3=guilty(bench))
+    stalled(bench, culprit.node, seen)
+    bench.now += FRESH_S
+    answer(bench, seen)
+    assert asked(bench) == {N0, N1, N2, N3} and not bench.calls(KillRank) and isinstance(bench.state, Running)
+    moved = replace(seen[culprit], is_guilty=False, why="", still_s=0.0, in_wait=True)
+    answer(bench, sights(bench, r3=moved))
+    assert isinstance(bench.state, Running) and bench.record.looking is None
+
+
+def test_where_asking_takes_long_what_was_seen_counts_in_the_end() -> None:
+    bench = trained()
+    culprit, seen = bench.device(3), sights(bench, r3=guilty(bench))
+    stalled(bench, culprit.node, seen)
+    for _ in range(3):
+        bench.now += 3 * FRESH_S
+        answer(bench, seen)
+    assert isinstance(bench.state, Reforming) and bench.state.fault.devices == (culprit,)
+
+
+def test_a_clock_that_was_set_back_costs_no_more_than_another_look() -> None:
+    bench = trained()
+    culprit, seen = bench.device(3), sights(bench, r3=guilty(bench))
+    stalled(bench, culprit.node, seen)
+    bench.now -= 100.0
+    answer(answer(bench, seen), seen)
+    assert isinstance(bench.state, Reforming)
 
 
 def test_a_look_goes_with_the_generation_it_was_about() -> None:

@@ -27,6 +27,7 @@ from worker.outbox import Outbox
 from worker.page.writer import PageWriter
 from worker.progress import Phase
 from worker.seat import Seat, open_seat
+from worker.watch import LOOK_S
 
 ME = a_device(0)
 LEAVE_S = 0.1
@@ -173,7 +174,32 @@ async def test_a_kill_that_is_late_hits_nobody(tmp_path: Path) -> None:
         rank.page.phase(Phase.REDUCE, Generation(1), Step(4))
         job.kill(KillRank(device=ME, pid=rank.process.pid, mark=mark))
         assert rank.process.poll() is None and not rank.seat.doomed
-        job.kill(
-            KillRank(device=ME, pid=rank.process.pid, mark=job.rounds.lookout.sight(ME, rank.seat).mark, why="it hangs")
-        )
+        job.kill(KillRank(device=ME, pid=rank.process.pid, why="it hangs"))
         assert await rank.ended() == -signal.SIGKILL and rank.seat.doomed == "it hangs"
+
+
+@on_a_loop
+async def test_whoever_had_stopped_and_goes_on_is_not_killed_for_it(tmp_path: Path) -> None:
+    """It stands where it stood, because it waits for another one."""
+    async with a_job(tmp_path) as (job, rank):
+        lookout = job.rounds.lookout
+        job.rounds.formed(Generation(1), (ME,))
+        rank.process.send_signal(signal.SIGSTOP)
+        await _looked_until(job, rank, is_guilty=True)
+        kill = KillRank(device=ME, pid=rank.process.pid, mark=lookout.sight(ME, rank.seat).mark, why="it has stopped")
+        rank.process.send_signal(signal.SIGCONT)
+        await _looked_until(job, rank, is_guilty=False)
+        assert lookout.sight(ME, rank.seat).mark == kill.mark
+        job.kill(kill)
+        assert rank.process.poll() is None and not rank.seat.doomed
+        rank.process.send_signal(signal.SIGSTOP)
+        await _looked_until(job, rank, is_guilty=True)
+        job.kill(kill)
+        assert await rank.ended() == -signal.SIGKILL and rank.seat.doomed == "it has stopped"
+
+
+async def _looked_until(job: LocalJob, rank: Rank, *, is_guilty: bool) -> None:
+    async with asyncio.timeout(60):
+        while job.rounds.lookout.sight(ME, rank.seat).is_guilty is not is_guilty:
+            job.rounds.lookout.look(job.crew.at)
+            await asyncio.sleep(LOOK_S)
