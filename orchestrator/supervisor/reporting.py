@@ -5,11 +5,12 @@ It owns who is waited for and how long that is worth it. It refuses to know what
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from orchestrator.detection.classify import host_fault
 from orchestrator.domain.failure import Cause, Fault
-from orchestrator.domain.generation import RankReport, Unreadable
+from orchestrator.domain.generation import RankReport, Settlement, Unreadable
 from orchestrator.domain.ids import NodeId
 from orchestrator.domain.state import Reforming, Running
 
@@ -43,11 +44,11 @@ def ask_for_patience(draft: Draft) -> None:
     """The deadline for reports ran out. Silent hosts are given up, unless that would cost committed steps."""
     state = draft.state
     assert isinstance(state, Reforming)
-    found = settle_by(draft.record, state.closing)
-    if not loses_steps(draft, found):
+    found, nodes = settle_by(draft.record, state.closing), {device.node for device in state.closing.awaited}
+    if not loses_steps(draft, _without(found, nodes)):
         give_up_waiting(draft)
         return
-    silent = ", ".join(sorted({device.node for device in state.closing.awaited}))
+    silent = ", ".join(sorted(nodes))
     reason = f"{silent} did not report and may hold the only copy of what step {found.step} needs"
     draft.become(replace(state, is_patient=True))
     draft.risk(reason)
@@ -83,7 +84,7 @@ def dispensable_suspects(draft: Draft) -> frozenset[NodeId]:
     found = awaited & draft.record.unreachable
     if not found or found != awaited or not found <= _suspects(draft, state):
         return frozenset()
-    return frozenset() if loses_steps(draft, settle_by(draft.record, state.closing)) else found
+    return frozenset() if loses_steps(draft, _without(settle_by(draft.record, state.closing), found)) else found
 
 
 def _suspects(draft: Draft, state: Reforming) -> frozenset[NodeId]:
@@ -97,13 +98,17 @@ def give_up_silent(draft: Draft) -> None:
     state = draft.state
     assert isinstance(state, Reforming)
     silent, settlement = silent_seats(draft.record), state.closing.settlement
-    if settlement is not None:
-        holders = tuple(holder for holder in settlement.holders if holder[0].node not in silent)
-        arrived = tuple(one for one in settlement.arrived if one[0].node not in silent)
-        if loses_steps(draft, replace(settlement, holders=holders, arrived=arrived)):
-            return
+    if settlement is not None and loses_steps(draft, _without(settlement, silent)):
+        return
     for node in sorted(silent):
         host_lost(draft, node, host_fault(node, "silent, and a seat is to be prepared there", draft.now), False)
+
+
+def _without(settlement: Settlement, nodes: Collection[NodeId]) -> Settlement:
+    """What is left of it where these are given up: with whoever has yet to report there goes whoever has."""
+    holders = tuple(holder for holder in settlement.holders if holder[0].node not in nodes)
+    arrived = tuple(one for one in settlement.arrived if one[0].node not in nodes)
+    return replace(settlement, holders=holders, arrived=arrived)
 
 
 def _take_report(draft: Draft, report: RankReport) -> None:
