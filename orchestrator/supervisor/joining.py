@@ -101,8 +101,10 @@ def newcomers_prepared(draft: Draft, said: SeatsPrepared) -> None:
     join, state, record = draft.record.join, draft.state, draft.record
     if join is None or join.generation != said.generation or join.begun or not isinstance(state, Running):
         return
+    # Where the process that was there has ended meanwhile, its successor holds nothing and nobody is to ask it.
+    successors = {device for device, pid in said.pids.items() if record.pids.get(device) != pid}
     draft.set(pids={**record.pids, **said.pids}, listeners={**record.listeners, **said.addresses})
-    join = replace(join, addresses={**join.addresses, **said.addresses})
+    join = replace(join, addresses={**join.addresses, **said.addresses}, idle=join.idle - successors)
     draft.set(join=join)
     newcomers = set(join.plan.devices) - set(state.plan.devices)
     if newcomers <= set(join.addresses):

@@ -44,11 +44,11 @@ def ask_for_patience(draft: Draft) -> None:
     """The deadline for reports ran out. Silent hosts are given up, unless that would cost committed steps."""
     state = draft.state
     assert isinstance(state, Reforming)
-    found, nodes = settle_by(draft.record, state.closing), {device.node for device in state.closing.awaited}
-    if not loses_steps(draft, _without(found, nodes)):
+    found = settle_by(draft.record, state.closing)
+    if not loses_steps(draft, _without(found, {device.node for device in state.closing.awaited})):
         give_up_waiting(draft)
         return
-    silent = ", ".join(sorted(nodes))
+    silent = ", ".join(sorted({device.node for device in state.closing.awaited}))
     reason = f"{silent} did not report and may hold the only copy of what step {found.step} needs"
     draft.become(replace(state, is_patient=True))
     draft.risk(reason)
@@ -105,10 +105,12 @@ def give_up_silent(draft: Draft) -> None:
 
 
 def _without(settlement: Settlement, nodes: Collection[NodeId]) -> Settlement:
-    """What is left of it where these are given up: with whoever has yet to report there goes whoever has."""
-    holders = tuple(holder for holder in settlement.holders if holder[0].node not in nodes)
-    arrived = tuple(one for one in settlement.arrived if one[0].node not in nodes)
-    return replace(settlement, holders=holders, arrived=arrived)
+    """What is left where their hosts are given up: with those who have not reported go all the others that they have."""
+    return replace(
+        settlement,
+        holders=tuple(one for one in settlement.holders if one[0].node not in nodes),
+        arrived=tuple(one for one in settlement.arrived if one[0].node not in nodes),
+    )
 
 
 def _take_report(draft: Draft, report: RankReport) -> None:

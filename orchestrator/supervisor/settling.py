@@ -34,7 +34,7 @@ def try_settle(draft: Draft) -> None:
     settlement = settle_by(record, state.closing)
     is_void = record.void == settlement.generation
     if settlement.answer and settlement.step > record.committed and not is_void:
-        record_step(draft, settlement.generation, settlement.answer, draft.now)
+        record_step(draft, settlement.generation, settlement.answer, None)
         if not void_where_canary_failed(draft, settlement.generation):
             return
     if draft.record.void == settlement.generation:

@@ -49,14 +49,18 @@ def steps_passed(draft: Draft, said: StepsPassed) -> None:
             return
 
 
-def record_step(draft: Draft, generation: Generation, answer: Answer, at: float) -> bool:
-    """Whether it counts: a first one after a restore does not where it is not the one made after the checkpoint."""
+def record_step(draft: Draft, generation: Generation, answer: Answer, seen_at: float | None) -> bool:
+    """Whether it counts: a first one after a restore does not where it is not the one made after the checkpoint.
+
+    seen_at: when it passed, by a host's clock; None where reports say that it did, and nobody when.
+    """
     if not first_step_passed(draft, answer, draft.record.plans.get(generation)):
         return False
     record = draft.record
     # Across steps whose losses are lost it would be the time of all of them.
     is_next = record.last_step_at is not None and answer.step == record.committed + 1
-    seconds = at - record.last_step_at if record.last_step_at is not None and is_next else None
+    at = draft.now if seen_at is None else seen_at
+    seconds = at - record.last_step_at if record.last_step_at is not None and is_next and seen_at is not None else None
     train = record.spec.train
     draft.steps.append(
         StepRecord(

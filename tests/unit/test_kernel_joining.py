@@ -229,6 +229,19 @@ def test_end_of_a_newcomer_that_was_let_go_is_no_loss_of_the_next_join() -> None
     assert bench.record.join.stopping and bench.record.joins_failed == 0, "in a row"
 
 
+def test_a_process_that_took_the_place_of_one_let_go_is_not_asked_what_it_holds() -> None:
+    """It was there when the next join was planned, and had ended when its seat was prepared (seed 16892)."""
+    bench = joining()
+    first, *others = bench.newcomers
+    bench.exited(first).planned()
+    for device in others:
+        bench.exited(device)
+    bench.copying()
+    victim = bench.device(0)
+    bench.exited(victim)
+    assert isinstance(bench.state, Reforming) and not bench.state.closing.awaited & {first, *others}
+
+
 def test_what_a_newcomer_says_by_itself_ends_no_generation_that_trains() -> None:
     bench = joining()
     newcomer = bench.newcomers[0]

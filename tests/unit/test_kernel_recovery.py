@@ -60,6 +60,17 @@ def test_a_pause_is_not_the_difference_between_two_clocks(ahead_s: float) -> Non
     assert pause_s is not None and 0.1 < pause_s < 0.5
 
 
+@pytest.mark.parametrize("ahead_s", [-40.0, 40.0])
+def test_a_step_that_only_reports_prove_says_nothing_of_how_long_steps_take(ahead_s: float) -> None:
+    """Hosts' clocks said when the others passed, ours when this one was settled (seed 5277)."""
+    bench = trained(2).passed(3, ahead_s=ahead_s)
+    before = bench.record.recent_step_s
+    first, victim = bench.device(0), bench.device(7)
+    bench.exited(victim, report=a_report(victim, voted=4, held=None))
+    bench.reports(a_report(first, voted=4, passed=4, held=4)).all_report(lambda d: a_report(d, voted=4, passed=3, held=3))
+    assert bench.record.committed == 4 and bench.record.recent_step_s == before and bench.steps[-1].seconds is None
+
+
 def test_a_vote_that_only_one_survivor_saw_pass_is_committed_and_carried_to_the_others() -> None:
     bench = trained()
     first, victim = bench.device(0), bench.device(7)

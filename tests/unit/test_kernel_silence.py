@@ -213,6 +213,21 @@ def test_silent_hosts_that_may_hold_the_only_copy_are_waited_for_longer() -> Non
     assert isinstance(bench.form().restore, FromMemory)
 
 
+def test_a_host_goes_with_all_its_ranks_so_what_those_hold_that_have_reported_counts_too() -> None:
+    """One of two ranks on it is late; giving up the host would lose what the other holds alone (seed 2570)."""
+    bench = trained()
+    late, keeper = bench.device(7), bench.device(6)
+    partner = partners(bench.plan)[keeper]
+    assert late.node == keeper.node != partner.node
+    bench.exited(partner, report=a_report(partner, held=None))
+    bench.reports(*(holding(3)(d) for d in sorted(reforming(bench).closing.awaited) if d != late))
+    bench.tell(DeadlinePassed(job=JOB, key="settle:1"))
+    assert reforming(bench).is_patient and not bench.record.avoided
+    bench.reports(holding(3)(late)).prepared()
+    restore = bench.form().restore
+    assert isinstance(restore, FromMemory) and restore.step == 3
+
+
 def test_patience_ends() -> None:
     bench = trained()
     bench.exited(bench.device(0))
