@@ -12,7 +12,7 @@ from orchestrator.domain.ids import Device, NodeId, Step
 from orchestrator.domain.layout import layout
 from orchestrator.domain.origin import FromMemory
 from orchestrator.domain.profile import Interval, joined
-from orchestrator.domain.requests import BeginJoin, CloseGeneration, EndJoin, KillRank, PrepareSeats, StopAfter
+from orchestrator.domain.requests import BeginJoin, CloseGeneration, CloseHost, EndJoin, KillRank, PrepareSeats, StopAfter
 from orchestrator.domain.state import Reforming, Running
 from orchestrator.supervisor.deadlines import deadlines
 from tests.builders import JOB, Bench, a_profile, a_report, a_spec
@@ -134,6 +134,20 @@ def test_member_lost_in_the_copy_is_recovered_as_ever_and_newcomers_begin_again(
     assert not bench.state.closing.awaited - set(before.devices)
     bench.all_report(lambda d: a_report(d, voted=3, passed=3, held=3)).prepared().ready().passed(4).planned()
     assert bench.record.join is not None and [type(r) for _, r in bench.calls(PrepareSeats)]
+
+
+def test_node_of_a_newcomer_that_is_late_is_waited_for_where_the_only_copy_is_on_it() -> None:
+    """All members have reported, and they would be given up with it."""
+    bench = Bench(nodes=1, devices=2, spec=a_spec()).running().passed(1, 2, 3)
+    bench.add_node(0, devices=4).planned().copying().caught_up()
+    members, (first, last) = bench.plan.devices, bench.newcomers
+    bench.passed(4).reports(*(stopped(device, 4) for device in members), with_all(bench, first, 4))
+    state = bench.state
+    assert isinstance(state, Reforming) and state.closing.awaited == {last}
+    bench.tell(DeadlinePassed(job=JOB, key="settle:1"))
+    assert isinstance(bench.state, Reforming) and bench.state.is_patient and not bench.calls(CloseHost)
+    bench.reports(with_all(bench, last, 4)).prepared().ready().passed(5)
+    assert bench.record.incidents[-1].rolled_back == 0
 
 
 def test_newcomers_of_a_job_at_risk_are_asked_though_nobody_has_heard_how_far_they_have_come() -> None:
