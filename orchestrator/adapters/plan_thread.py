@@ -24,7 +24,7 @@ MAX_OUTLOOKS = 64
 class ThreadPlanner:
     """ignores_kinds: takes all devices for alike, for whoever compares with that.
 
-    What follows from losses of a job whose plan was searched is searched for once it has a plan, and is at hand when one happens.
+    What follows from losses of a job with a searched plan is searched for once it has it, and is at hand when one happens.
     """
 
     def __init__(self, *, ignores_kinds: bool = False) -> None:

@@ -41,13 +41,13 @@ def foresee(question: PlanQuestion) -> Forecast | Infeasible:
     free = search(freed(whole, spec), benches)
     if isinstance(choice, Infeasible):
         return replace(choice, reason=choice.reason + _instead(free, spec))
-    found, ask = choice.found, choice.ask or whole
-    if found is not None:
-        best = found.best
-        others = [(one, one.why) for one in found.proposals[1:]]
+    ask = choice.ask or whole
+    found = choice.found or search(ask, benches)
+    if choice.found is not None:
+        best = choice.found.best
+        others = [(one, one.why) for one in choice.found.proposals[1:]]
     else:
         best = _priced(choice.plan, ask, benches)
-        found = search(ask, benches)
         others = _not_taken(best, found)
     losers = found.losers if isinstance(found, Planned) else ()
     return Forecast(

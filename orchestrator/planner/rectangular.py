@@ -1,8 +1,8 @@
 """Rectangular plans: tp x pp x dp, for devices that are taken as alike: enumerate what fits, take the best, say why.
 
 Layers are split by parameter count, or by the times that stages were seen to take (alike.py), micro-batch ids dealt out
-evenly. The cost is the classic one of a synchronous pipeline (Narayanan et al. 2021, section 3.2): work per device times 1 +
-bubble, with a penalty per tp rank; ties go to the plan that uses more devices, then to less tp, then to less pp.
+evenly. The cost is the classic one of a synchronous pipeline (Narayanan et al. 2021, section 3.2): work per device times
+1 + bubble, with a penalty per tp rank; ties go to the plan that uses more devices, then to less tp, then to less pp.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def _no_such_size(request: ChoosePlan, total: int) -> str:
         if larger:
             given = [f"parallel.{name} {degree}" for name in ("tp", "pp", "dp") if (degree := getattr(wanted, name))]
             because = f" by {listed(given)}" if given else ""
-            lower = f"lower {lower(request)} or min_devices" if wanted.min_devices > 1 else f"lower {lower(request)}"
-            return f"needs {larger} devices{because}, {total} usable; {lower}, or wait for a node"
+            fewer = f"lower {lower(request)} or min_devices" if wanted.min_devices > 1 else f"lower {lower(request)}"
+            return f"needs {larger} devices{because}, {total} usable; {fewer}, or wait for a node"
         return f"no tp x pp x dp of {total} devices fits the job's constraints; lower them"
     near = [
         max((size for size in sizes if size < least), default=0),
