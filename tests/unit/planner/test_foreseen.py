@@ -15,7 +15,7 @@ from orchestrator.domain.profile import Divisor, Line, Profile
 from orchestrator.domain.spec import Exact
 from orchestrator.planner.afterwards import current_of
 from orchestrator.planner.ask import Planned
-from orchestrator.planner.choose import choose, choose_alike
+from orchestrator.planner.choose import choose
 from orchestrator.planner.foresee import foresee, request_of
 from orchestrator.planner.job import ask_of, machines_of
 from orchestrator.planner.search import Benches, search
@@ -126,7 +126,7 @@ def test_on_one_kind_a_job_with_few_micro_batches_gets_the_best_plan_there_is() 
         cluster, benches = machines_of(question.cluster), Benches()
         request = request_of(question, cluster)
         ask = ask_of(request.spec, question.profile, cluster)
-        found, plan, even = search(ask, benches), choose(request), choose_alike(request)
+        found, plan, even = search(ask, benches), choose(request), choose(replace(request, spec=question.spec))
         assert isinstance(found, Planned) and isinstance(plan, Plan) and isinstance(even, Plan)
         priced = [current_of(one, cluster, ask, benches) for one in (plan, even)]
         assert priced[0] is not None and priced[0].proposal.seconds <= found.best.seconds * 1.02
