@@ -9,6 +9,7 @@ from hypothesis import given as given_
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from orchestrator.domain.balance import StageTime
 from orchestrator.domain.foresight import ClusterSketch, Forecast, NodeSketch, PlanQuestion
 from orchestrator.domain.plan import Infeasible, Plan
 from orchestrator.domain.profile import Divisor, Line, Profile
@@ -143,3 +144,26 @@ def test_processors_that_share_a_machine_are_shown_the_even_plan_and_what_would_
     there = foresee(replace(question, cluster=replace(question.cluster, is_here=False)))
     assert isinstance(there, Forecast) and there.step_s < forecast.step_s
     assert any("train.device" in said for said in there.advice)
+
+
+def test_stages_that_were_seen_to_take_longer_get_fewer_layers_on_one_kind_too() -> None:
+    question = large(asked((NodeSketch(kind="H100", count=3, devices=1),), 24, tp=1, pp=3))
+    request = request_of(question, machines_of(question.cluster))
+    even = choose(request)
+    assert isinstance(even, Plan)
+
+    def seen(last: float) -> tuple[StageTime, ...]:
+        """last: how many times as long as other layers those of the last stage take."""
+        times = (0.0125, 0.0126, 0.0125 * last)
+        stages = zip(even.pipelines[0].stages, times, strict=True)
+        return tuple(
+            StageTime(kind="H100", tp=1, first=one.first, last=one.last, seconds=each * (one.last - one.first))
+            for one, each in stages
+        )
+
+    before, cut = even.pipelines[0].stages[2], choose(replace(request, measured=seen(2.0)))
+    assert isinstance(cut, Plan)
+    after = cut.pipelines[0].stages[2]
+    assert after.last - after.first <= before.last - before.first - 2
+    usual, noise = (choose(replace(request, measured=seen(last))) for last in (1.0, 1.01))
+    assert isinstance(usual, Plan) and isinstance(noise, Plan) and noise.pipelines == usual.pipelines
