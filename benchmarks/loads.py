@@ -28,7 +28,7 @@ FILE: dict[str, Any] = {
 }
 CONCURRENT = 16
 GIVE_UP_S = 60.0
-SPREAD = 0.9
+SPREAD = 0.7
 """Of the time in which steps are written: the last of a reader's reconnects is well before its end."""
 
 

@@ -31,7 +31,7 @@ from orchestrator.adapters.redis_keyring import RedisKeyring
 from orchestrator.adapters.secret_folder import FOLDER, SecretFolder
 from orchestrator.domain.errors import Conflict, Refused
 
-from . import configured, logs
+from . import configured, garbage, logs
 from .owner import own_token, require_auth
 
 FLAGS = ("api.host", "api.port", "api.chaos")
@@ -69,6 +69,7 @@ async def serve(config: Config) -> None:
     )
     sender = PinnedSender(config.webhook_reach, timeout_s=config.webhooks.timeout_s)
     courier = Courier(desk, hooks, hook_secrets, sender, config.webhook_patience, told=app.state.metrics.told)
+    garbage.settle()
     telling = asyncio.create_task(courier.run()) if config.webhooks.enabled else None
     try:
         await uvicorn.Server(server_config(app, config)).serve()

@@ -30,7 +30,7 @@ from orchestrator.domain.errors import Unavailable
 from orchestrator.supervisor.acting import World
 from orchestrator.supervisor.run import Supervisor
 
-from . import configured, logs, metrics
+from . import configured, garbage, logs, metrics
 from .metrics import MeteredCluster, MeteredStore
 from .settings import Places
 
@@ -82,6 +82,7 @@ async def serve(config: Config) -> None:
     )
     if config.supervisor.metrics_port is not None:
         metrics.serve(config.supervisor.metrics_host, config.supervisor.metrics_port, Places(state_dir))
+    garbage.settle()
     log.info("supervisor_started", pid=os.getpid(), ray=address)
     homeless = asyncio.create_task(_stop_when_homeless(cluster, _this_task()))
     try:
