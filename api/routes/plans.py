@@ -69,4 +69,4 @@ async def _here(desk: Desk, configured: tuple[DeviceKind, ...]) -> ClusterSketch
         if node.status is NodeStatus.UP and devices > 0:
             kind = node.kind if node.kind in known else "cpu"
             sketches.append(NodeSketch(kind=kind, count=1, devices=devices, name=node.id, domain=node.domain or ""))
-    return ClusterSketch(nodes=tuple(sketches), kinds=kinds)
+    return ClusterSketch(nodes=tuple(sketches), kinds=kinds, is_here=True)

@@ -12,8 +12,8 @@ from orchestrator.domain.spec import JobSpec
 from orchestrator.planner.afterwards import look_ahead
 from orchestrator.planner.choose import choose, choose_alike
 from orchestrator.planner.foresee import foresee
-from orchestrator.planner.mixed import is_mixed
 from orchestrator.planner.replan import Outlook
+from orchestrator.planner.searched import is_searched
 
 from .probe_process import SubprocessProber
 
@@ -24,7 +24,7 @@ MAX_OUTLOOKS = 64
 class ThreadPlanner:
     """ignores_kinds: takes all devices for alike, for whoever compares with that.
 
-    What follows from losses of a job on mixed kinds is searched for once it has a plan, and is at hand when one happens.
+    What follows from losses of a job with a searched plan is searched for once it has it, and is at hand when one happens.
     """
 
     def __init__(self, *, ignores_kinds: bool = False) -> None:
@@ -36,7 +36,7 @@ class ThreadPlanner:
         found = await asyncio.to_thread(self._choose, request, self._outlooks.pop(request.job, None))
         if before := self._looking.pop(request.job, None):
             before.cancel()  # its thread ends by itself, and what it finds is of no use any more
-        if isinstance(found, Plan) and is_mixed(request):
+        if isinstance(found, Plan) and is_searched(request):
             looking = asyncio.create_task(self._look_ahead(request))
             self._looking[request.job] = looking
             looking.add_done_callback(lambda _: self._looked(request.job, looking))

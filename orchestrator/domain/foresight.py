@@ -35,6 +35,8 @@ class ClusterSketch:
     nodes: tuple[NodeSketch, ...]
     kinds: tuple[DeviceKind, ...] = ()
     """Besides the known ones, or instead of those of the same name."""
+    is_here: bool = False
+    """Its nodes are this server's: what they are called is what they are, or what processors stand for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

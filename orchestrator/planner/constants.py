@@ -71,6 +71,11 @@ class Measured:
     layers: Mapping[tuple[str, int, int], tuple[tuple[float, float], ...]] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
     """Kind -> by how much a running job's stages take longer than is predicted, with or without the times above."""
+    skew: tuple[float, ...] = ()
+    """Of each layer, by how much it takes longer than others of its kind's do; empty where none was seen to."""
+
+    def skew_of(self, layer: int) -> float:
+        return self.skew[layer] if self.skew else 1.0
 
 
 def monotone(measured: Measured) -> Measured:

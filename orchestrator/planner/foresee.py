@@ -6,73 +6,109 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.foresight import Alternative, Forecast, NodeRow, PlanQuestion
-from orchestrator.domain.ids import NodeId
-from orchestrator.domain.kinds import table
+from orchestrator.domain.ids import Generation, JobId, NodeId
 from orchestrator.domain.plan import Infeasible, Plan
-from orchestrator.domain.rows import words as row_words
 from orchestrator.domain.spec import JobSpec
 
-from .ask import NoPlan, Planned, Proposal
+from .afterwards import current_of
+from .ask import Ask, NoPlan, Planned, Proposal
+from .choose import decide
 from .job import ask_of, freed, machines_of
 from .machines import ClassKey, Machine, Machines
-from .owning import with_shares, words
 from .pipelines import Bench
-from .placement import place
-from .search import Benches, search
+from .search import Benches, bound_s, search
+from .searched import corrected_words
 from .survival import survival
-from .words import CAUSES, counted, listed, won_by
+from .words import CAUSES, counted, listed, lost_by
 
 WORTH_SAYING = 0.02
 """Share of a step's time that another setting must save to be mentioned."""
 MAX_LOSERS = 8
+ALIKE = "devices count as alike where train.device is cpu and train.emulated_layer_s is 0, and such jobs get even pipelines"
+AS_CUDA = "set train.device to cuda, as is assumed here: with cpu all devices count as alike, and processors compute"
 
 
-def foresee(question: PlanQuestion, uneven: bool = True) -> Forecast | Infeasible:
-    """uneven: replicas may own unequal shares of the state."""
+def foresee(question: PlanQuestion) -> Forecast | Infeasible:
+    """The plan that `choose` gives a job that asks for just these devices, priced."""
     cluster = machines_of(question.cluster)
-    kinds = table(question.cluster.kinds)
-    ask = replace(ask_of(question.spec, question.profile, cluster, kinds=kinds), uneven=uneven)
+    request = request_of(question, cluster)
+    spec = request.spec
     benches = Benches()
-    found = search(ask, benches)
-    free = search(freed(ask, question.spec), benches)
-    if isinstance(found, NoPlan):
-        return Infeasible(reason=found.reason + _instead(free, question.spec), forever=found.forever)
-    best = found.best
-    plan = place(best, cluster, reason=won_by(best, found.tried, ask))
-    if best.is_uneven:
-        shared = _shared(plan, question, cluster)
-        if shared is None:
-            return foresee(question, uneven=False)
-        plan = shared
-    used = {machine.key.name for machine in cluster.nodes}
-    measured = "".join(f"; {row_words(row)}" for row in question.cluster.kinds if row.is_corrected and row.name in used)
+    choice = decide(request, machines=cluster)
+    whole = ask_of(spec, question.profile, cluster, kinds=request.table)
+    free = search(freed(whole, spec), benches)
+    if isinstance(choice, Infeasible):
+        return replace(choice, reason=choice.reason + _instead(free, spec))
+    ask = choice.ask or whole
+    found = choice.found or search(ask, benches)
+    if choice.found is not None:
+        best = choice.found.best
+        others = [(one, one.why) for one in choice.found.proposals[1:]]
+    else:
+        best = _priced(choice.plan, ask, benches)
+        others = _not_taken(best, found)
+    losers = found.losers if isinstance(found, Planned) else ()
     return Forecast(
         shape=best.shape(),
-        reason=plan.reason + measured,
+        reason=choice.plan.reason + ("" if choice.found else corrected_words(request)),
         step_s=best.seconds,
         causes={name: getattr(best.breakdown, name) for name in CAUSES},
         bound_s=best.bound_s,
         devices=best.num_devices,
         idle=cluster.num_devices - best.num_devices,
-        rows=_rows(plan, best, cluster, benches.of(ask, best.tp, best.batch.samples, best.recompute)),
+        rows=_rows(choice.plan, best, cluster, benches.of(ask, best.tp, best.batch.samples, best.recompute)),
         alternatives=(
-            *(Alternative(shape=one.shape(), step_s=one.seconds, why=one.why) for one in found.proposals[1:]),
-            *(_loser(words) for words in found.losers[:MAX_LOSERS]),
+            *(Alternative(shape=one.shape(), step_s=one.seconds, why=why) for one, why in others),
+            *(_loser(words) for words in losers[:MAX_LOSERS]),
         ),
-        survival=survival(plan, mirrors=question.spec.recovery.mirrors).words,
-        advice=_advice(best, free, question.spec),
+        survival=survival(choice.plan, mirrors=spec.recovery.mirrors).words,
+        advice=(*_advice(best, free, spec), *([AS_CUDA] if spec != question.spec else [])),
         pipelines=best.replicas,
         ids=tuple(sorted({ids for member in best.members for ids in member.ids}, reverse=True)),
     )
 
 
-def _shared(plan: Plan, question: PlanQuestion, cluster: Machines) -> Plan | None:
-    """With everybody's share of the state; None where it does not fit memory, placed as it is."""
-    kinds = {device: machine.key.name for machine in cluster.nodes for device in machine.devices}
-    speeds = {machine.node: machine.key.speed for machine in cluster.nodes}
-    shared = with_shares(plan, question.spec, question.profile, kinds, speeds, table(question.cluster.kinds))
-    return shared and replace(shared, reason=shared.reason + words(shared, kinds))
+def request_of(question: PlanQuestion, cluster: Machines) -> ChoosePlan:
+    """What the kernel would ask for a new job on these devices.
+
+    A cluster that is not here is what it says: what it has of other kinds than processors runs jobs of train.device cuda.
+    """
+    spec = question.spec
+    is_real = not question.cluster.is_here and any(machine.key.name != "cpu" for machine in cluster.nodes)
+    if is_real and spec.train.device == "cpu" and not spec.train.emulated_layer_s:
+        spec = replace(spec, train=replace(spec.train, device="cuda"))
+    return ChoosePlan(
+        job=JobId(spec.name),
+        generation=Generation(1),
+        spec=spec,
+        profile=question.profile,
+        devices=tuple((device, machine.key.name) for machine in cluster.nodes for device in machine.devices),
+        domains={one.node: one.domain for one in cluster.nodes if not one.domain.startswith("node=")},
+        speeds={one.node: one.key.speed for one in cluster.nodes if one.key.speed != 1.0},
+        rows=question.cluster.kinds,
+    )
+
+
+def _priced(plan: Plan, ask: Ask, benches: Benches) -> Proposal:
+    """A plan that the search has not made, as if it had."""
+    current = current_of(plan, ask.machines, ask, benches)
+    assert current is not None, "it is a plan on these machines"
+    return replace(current.proposal, bound_s=bound_s(ask))
+
+
+def _not_taken(best: Proposal, found: Planned | NoPlan) -> list[tuple[Proposal, str]]:
+    """What the search would run, beside a rectangular plan."""
+    if isinstance(found, NoPlan):
+        return []
+    said = []
+    for one in found.proposals:
+        gain = 1 - one.seconds / best.seconds
+        if one.shape() == best.shape() and gain < WORTH_SAYING:
+            continue
+        said.append((one, f"{gain:.1%} less by these prices; {ALIKE}" if gain > 0 else lost_by(one, best)))
+    return said
 
 
 def _loser(said: str) -> Alternative:

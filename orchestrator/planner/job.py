@@ -62,7 +62,11 @@ def ask_of(
         ),
         recompute=(train.activation_checkpointing,),
         rules=rules_of(spec),
-        measured=replace(pretended, factors=factors_of(seen, spec, model, pretended, kinds)),
+        measured=replace(
+            pretended,
+            factors=factors_of(seen, spec, model, pretended, kinds),
+            skew=skew_of(seen, spec, model, pretended, kinds),
+        ),
         uneven=True,
     )
 
@@ -90,20 +94,45 @@ def factors_of(
     A kind that was not seen yet is taken to be as far off as the others are.
     """
     ratios: dict[str, list[float]] = defaultdict(list)
-    train, constants = spec.train, Constants()
+    for one, ratio in _ratios(seen, spec, model, pretended, kinds):
+        ratios[one.kind].append(ratio)
+    found = {kind: _stepped(median(mine)) for kind, mine in sorted(ratios.items())}
+    if all(factor == 1.0 for factor in found.values()):
+        return {}
+    usual = _stepped(median(found.values()))
+    return dict.fromkeys(kinds, usual) | found
+
+
+def skew_of(
+    seen: Sequence[StageTime], spec: JobSpec, model: Model, pretended: Measured, kinds: Kinds = KINDS
+) -> tuple[float, ...]:
+    """Of each layer, how many times as long its stages took, against what was predicted, as stages of its kind usually did,
+    in steps of STEP; nothing where none took longer than others.
+    """
+    ratios = _ratios(seen, spec, model, pretended, kinds)
+    usual = {kind: median(mine for one, mine in ratios if one.kind == kind) for kind in {one.kind for one, _ in ratios}}
+    found: list[list[float]] = [[] for _ in model.layers]
+    for one, ratio in ratios:
+        for layer in range(one.first, one.last):
+            found[layer].append(ratio / usual[one.kind])
+    skew = tuple(_stepped(sum(mine) / len(mine)) if mine else 1.0 for mine in found)
+    return skew if set(skew) != {1.0} else ()
+
+
+def _ratios(
+    seen: Sequence[StageTime], spec: JobSpec, model: Model, pretended: Measured, kinds: Kinds
+) -> list[tuple[StageTime, float]]:
+    """Stages that were seen, and how many times as long as predicted each took."""
+    train, constants, found = spec.train, Constants(), []
     for one in seen:
         kind = row_of(one.kind, kinds)
         times = layer_times(
             model, kind, one.tp, train.micro_batch_size, train.activation_checkpointing, constants, pretended
         )
         predicted = sum(time.total for time in times[one.first : one.last])
-        if predicted > 0.0 and one.seconds > 0.0:
-            ratios[one.kind].append(one.seconds / predicted)
-    found = {kind: _stepped(median(mine)) for kind, mine in sorted(ratios.items())}
-    if all(factor == 1.0 for factor in found.values()):
-        return {}
-    usual = _stepped(median(found.values()))
-    return dict.fromkeys(kinds, usual) | found
+        if predicted > 0.0 and one.seconds > 0.0 and one.last <= len(model.layers):
+            found.append((one, one.seconds / predicted))
+    return found
 
 
 def _stepped(factor: float) -> float:

@@ -87,6 +87,11 @@ class Machines:
     def key_of(self, node: NodeId) -> ClassKey | None:
         return next((machine.key for machine in self.nodes if machine.node == node), None)
 
+    def of_kind(self, name: str) -> Machines:
+        """Those of one kind alone."""
+        kinds = {one.key: one.kind for one in self.classes}
+        return _classed([machine for machine in self.nodes if machine.key.name == name], kinds)
+
     def without(self, lost: Iterable[NodeId] = (), devices: Iterable[Device] = ()) -> Machines:
         """What is left; a node that loses a device is of another class."""
         gone, dead = set(lost), defaultdict[NodeId, set[Device]](set)

@@ -93,7 +93,8 @@ class Bench:
             parts.append(by_layer[id(layer)])
         self.params = [0.0, *accumulate(params for params, _ in parts)]
         self._kept = [0.0, *accumulate(kept for _, kept in parts)]
-        self._is_regular = len({id(layer) for layer in self.model.layers[1:-1]}) <= 1
+        is_even = len(set(self.measured.skew[1:-1])) <= 1
+        self._is_regular = is_even and len({id(layer) for layer in self.model.layers[1:-1]}) <= 1
         share = sum(totals[0])
         # How much of the model's work, measured on the first class, a class can do in a second, whichever layers it has.
         self._paces = [
@@ -242,16 +243,23 @@ def layer_times(
     factor = measured.factors.get(kind.name, 1.0)
     seen = measured.layers.get((kind.name, tp, samples))
     if seen is not None:
-        slow = factor / speed
+        slows = [factor / speed * measured.skew_of(number) for number in range(len(seen))]
         return [
             LayerTime(forward * slow, (backward + (forward if recompute else 0.0)) * slow, 0.0)
-            for forward, backward in seen
+            for slow, (forward, backward) in zip(slows, seen, strict=True)
         ]
-    known: dict[int, LayerTime] = {}
-    for layer in _variants(model):
-        one = layer_time(layer, model, kind, tp, samples, recompute, constants, span)
-        known[id(layer)] = LayerTime(one.forward * factor, one.backward * factor, one.tp)
-    return [known[id(layer)] for layer in model.layers]
+    priced = {
+        id(layer): layer_time(layer, model, kind, tp, samples, recompute, constants, span) for layer in _variants(model)
+    }
+    known: dict[tuple[int, float], LayerTime] = {}
+    found = []
+    for number, layer in enumerate(model.layers):
+        key = id(layer), factor * measured.skew_of(number)
+        if key not in known:
+            one, slow = priced[key[0]], key[1]
+            known[key] = LayerTime(one.forward * slow, one.backward * slow, one.tp)
+        found.append(known[key])
+    return found
 
 
 def _totals(times: Sequence[LayerTime]) -> list[float]:

@@ -138,7 +138,7 @@ def bound_s(ask: Ask) -> float:
     factors = [ask.measured.factors.get(one.kind.name, 1.0) for one in ask.machines.classes]
     if seen and None not in seen:
         times = [
-            factor * sum(forward + backward for forward, backward in layers or ())
+            factor * sum((one[0] + one[1]) * ask.measured.skew_of(layer) for layer, one in enumerate(layers or ()))
             for layers, factor in zip(seen, factors, strict=True)
         ]
         passes = sum(
@@ -147,8 +147,10 @@ def bound_s(ask: Ask) -> float:
         )
         return batch.micro_batches / passes
     flops = ask.model.flops(batch.samples * ask.model.sequence) * batch.micro_batches
+    least = min((1.0, *ask.measured.skew))
     rates = [
-        one.kind.bf16_tflops * 1e12 / min(1.0, factor) for one, factor in zip(ask.machines.classes, factors, strict=True)
+        one.kind.bf16_tflops * 1e12 / min(1.0, factor * least)
+        for one, factor in zip(ask.machines.classes, factors, strict=True)
     ]
     rate = sum(number * each for number, each in zip(_usable(ask, rates), rates, strict=True))
     return flops / (rate * ask.constants.product_share) if rate else float("inf")

@@ -1,7 +1,7 @@
 """What other devices are worth to a running job, by the planner's own step times, fast enough to be asked in the middle of
 a recovery.
 
-    devices alike    the rectangular plan they would get, against the one that runs
+    devices alike    the rectangular plan they would get, against the one that runs, or would on its devices
     several kinds    the rate at which they compute together, measured or predicted, against the running plan's
     another plan     the pipeline that ends last: with others in some of its places, or of another shape
 """
@@ -16,13 +16,13 @@ from orchestrator.domain.ids import Device
 from orchestrator.domain.kinds import row_of
 from orchestrator.domain.plan import Plan
 
-from .choose import cost_of, least_cost
 from .constants import Constants
 from .job import ask_of
 from .machines import of_devices
-from .mixed import is_mixed
 from .pipelines import layer_times
 from .rebalance import compute_s
+from .rectangular import cost_of, least_cost
+from .searched import is_searched
 
 MAX_PLANNED = 64
 """Devices up to which a rectangular plan is looked at; of more, each counts alike."""
@@ -37,18 +37,26 @@ def throughput(request: ChoosePlan, devices: Iterable[Device], plan: Plan) -> fl
     these = sorted(set(devices) & set(kinds))
     if not these:
         return None
-    if is_mixed(request):
+    if is_searched(request) and (bool(request.speeds) or len(set(kinds.values())) > 1):
         layer_s = _layer_s(request, [*these, *plan.devices], plan.tp)
         return sum(1 / layer_s[device] for device in these) / sum(1 / layer_s[device] for device in plan.devices)
     if len(these) > MAX_PLANNED:
         return len(these) / plan.world_size
-    found = least_cost(replace(request, devices=tuple((device, kinds[device]) for device in these)))
-    return None if found is None else cost_of(request, plan) / found
+
+    def least(devices: Iterable[Device]) -> float | None:
+        return least_cost(replace(request, devices=tuple((device, kinds[device]) for device in devices)))
+
+    found = least(these)
+    if found is None:
+        return None
+    now = least(plan.devices) if is_searched(request) and set(plan.devices) <= set(kinds) else None
+    # What the search found is no worse than a rectangle on its devices, and what it will find none either.
+    return (cost_of(request, plan) if now is None else now) / found
 
 
 def replaced(request: ChoosePlan, plan: Plan, other: Plan) -> float:
     """Steps a second of `other`, over those of `plan`, by what computing takes; 1 on devices alike."""
-    if not is_mixed(request):
+    if not is_searched(request):
         return 1.0
     layer_s = _layer_s(request, [*plan.devices, *other.devices], plan.tp)
     return compute_s(plan, layer_s) / compute_s(other, layer_s)

@@ -10,7 +10,8 @@ from orchestrator.domain.effects import ChoosePlan
 from orchestrator.domain.ids import Generation, JobId
 from orchestrator.domain.plan import Plan
 from orchestrator.planner.alike import layer_bounds, longest
-from orchestrator.planner.choose import choose, cost_of
+from orchestrator.planner.choose import choose
+from orchestrator.planner.rectangular import cost_of
 from tests.builders import a_device, a_profile, a_spec
 
 

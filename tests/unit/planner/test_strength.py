@@ -62,6 +62,14 @@ def test_a_plan_of_fixed_degrees_loses_whole_pipelines() -> None:
     assert throughput(request, without(request, 0, 1, 2), plan) is None
 
 
+def test_on_one_kind_its_own_devices_are_worth_what_runs_on_them() -> None:
+    request = asked(("A100",) * 5)
+    plan = chosen(request)
+    assert throughput(request, plan.devices, plan) == 1.0
+    fewer = throughput(request, without(request, 0, 1), plan)
+    assert fewer is not None and 0.4 < fewer < 0.8
+
+
 def test_a_spare_of_a_slower_kind_slows_the_plan_down() -> None:
     request = asked(pp=1)
     plan = chosen(request)
