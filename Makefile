@@ -65,8 +65,8 @@ pins: $(STAMP)  ## The versions that the image is built with: those of this envi
 
 audit: $(STAMP)  ## Asks the advisory databases about those versions and about the page's; needs a network that reaches them.
 	$(BIN)/python -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install --quiet pip-audit
-	$(VENV)/audit/bin/pip-audit --no-deps --disable-pip --requirement deploy/constraints.txt
-	$(NPM) audit --audit-level=high
+	$(VENV)/audit/bin/pip-audit --no-deps --disable-pip --requirement deploy/constraints.txt; python=$$?; \
+	$(NPM) audit --audit-level=high && exit $$python
 
 clean:
 	rm -rf $(VENV) api/static api/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

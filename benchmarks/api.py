@@ -1,6 +1,6 @@
 """How the service holds under load, on a real Redis that syncs every write before it answers.
 
-    python -m benchmarks.api --json [--scale 0.05] [--only submits,list,sse,storm,sigterm,cancel,page,ray]
+    python -m benchmarks.api --json [--scale 0.05] [--only submits,list,sse,storm,sigterm,overload,cancel,page,ray]
 
 --scale makes counts smaller; the figures are those of scale 1. Load is made on the same machine, so it pays for both sides.
 The last line of output is one JSON object.
@@ -32,7 +32,7 @@ from .ray_jobs import RayJobs
 from .service import Service, a_scribe, a_service
 from .stats import quantile
 
-PARTS = ("submits", "list", "sse", "storm", "sigterm", "cancel", "page", "ray")
+PARTS = ("submits", "list", "sse", "storm", "sigterm", "overload", "cancel", "page", "ray")
 CANCEL_S = 300.0
 
 
@@ -45,6 +45,7 @@ class Sizes:
     sse_s: float
     storm: int
     cancels: int
+    overload_s: float
 
     @classmethod
     def of(cls, scale: float) -> Sizes:
@@ -59,6 +60,7 @@ class Sizes:
             sse_s=float(some(300, 15)),
             storm=some(10_000, 200),
             cancels=some(2000, 20),
+            overload_s=float(some(8, 2)),
         )
 
 
@@ -76,6 +78,8 @@ def main() -> int:
     found: dict[str, Any] = {"scale": asked.scale}
     if wanted & {"submits", "list", "sse", "storm", "sigterm", "ray"}:
         found |= asyncio.run(_alone(sizes, wanted))
+    if "overload" in wanted:
+        found["overload"] = asyncio.run(_overloaded(sizes))
     if wanted & {"cancel", "page"}:
         found |= _whole(sizes, wanted)
     found["is_whole"] = asked.scale == 1.0 and wanted == set(PARTS)
@@ -125,6 +129,19 @@ async def _alone(sizes: Sizes, wanted: set[str]) -> dict[str, Any]:
             finally:
                 taking.cancel()
                 await asyncio.wait({taking})
+    return found
+
+
+async def _overloaded(sizes: Sizes) -> dict[str, Any]:
+    """A service of its own, where a token may ask less than this machine can."""
+    with a_service() as service:
+        async with a_scribe(service) as scribe:
+            allowed = loads.ALLOWED_PER_S
+            service.start_api(f"api.requests_per_s={allowed:g}", f"api.burst={allowed:g}")
+            await service.ready()
+            await scribe.fill(min(sizes.jobs, 1000), Succeeded(at=time.time()), "listed")
+            found = await loads.overload(service, sizes.overload_s)
+    say(f"a token asks {loads.OVERLOAD} times what it may: {loads.rounded(found)}")
     return found
 
 

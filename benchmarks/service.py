@@ -7,6 +7,7 @@ else. It owns the processes it starts, and ends them.
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import subprocess
 import sys
@@ -60,14 +61,24 @@ class Service:
         """What every request carries."""
         return {"Authorization": f"Bearer {own_token(self.state_dir)}"}
 
-    def connection(self, timeout_s: float = 10.0) -> Connection:
-        return Connection(self.port, self.headers, timeout_s)
+    @property
+    def api_mb(self) -> float:
+        """Its memory."""
+        assert self.api is not None
+        pages = int(Path(f"/proc/{self.api.pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize() / 1e6
 
-    def start_api(self) -> None:
+    def connection(self, timeout_s: float = 10.0, token: str | None = None) -> Connection:
+        """token: another one than the owner's."""
+        return Connection(self.port, {"Authorization": f"Bearer {token}"} if token else self.headers, timeout_s)
+
+    def start_api(self, *settings: str) -> None:
+        """settings: NAME=VALUE, as with --set."""
         command = [sys.executable, "-m", "deploy.api_server", "--state-dir", str(self.state_dir), "--port", str(self.port)]
         self.state_dir.mkdir(parents=True, exist_ok=True)
         with (self.state_dir / "bench-api.log").open("ab") as log:
-            self.api = subprocess.Popen([*command, "--set", "log.level=warning"], stdout=log, stderr=log)
+            set_ = [word for one in ("log.level=warning", *settings) for word in ("--set", one)]
+            self.api = subprocess.Popen([*command, *set_], stdout=log, stderr=log)
 
     async def ready(self, within_s: float = 60.0) -> None:
         deadline = time.monotonic() + within_s

@@ -332,10 +332,12 @@ class AsyncClient:
         return await self.send(calls.node_verb(node, "release"))
 
     async def kill_node(self, node: str) -> FaultAcceptedView:
-        return await self.send(calls.fault({"kind": "kill_node", "node": node}))
+        """Whatever mirrors cover."""
+        return await self.send(calls.fault({"kind": "node_kill", "node": node, "beyond_mirrors": True}))
 
     async def kill_rank(self, job: str, rank: int) -> FaultAcceptedView:
-        return await self.send(calls.fault({"kind": "kill_rank", "job": job, "rank": rank}))
+        """Whatever mirrors cover."""
+        return await self.send(calls.fault({"kind": "kill", "job": job, "rank": rank, "beyond_mirrors": True}))
 
     async def inject(self, fault: FaultRequest | Mapping[str, Any]) -> FaultAcceptedView:
         """Make something fail on purpose. Raises Refused where the request can't be right."""

@@ -324,10 +324,12 @@ class Client:
         return self.send(calls.node_verb(node, "release"))
 
     def kill_node(self, node: str) -> FaultAcceptedView:
-        return self.send(calls.fault({"kind": "kill_node", "node": node}))
+        """Whatever mirrors cover."""
+        return self.send(calls.fault({"kind": "node_kill", "node": node, "beyond_mirrors": True}))
 
     def kill_rank(self, job: str, rank: int) -> FaultAcceptedView:
-        return self.send(calls.fault({"kind": "kill_rank", "job": job, "rank": rank}))
+        """Whatever mirrors cover."""
+        return self.send(calls.fault({"kind": "kill", "job": job, "rank": rank, "beyond_mirrors": True}))
 
     def inject(self, fault: FaultRequest | Mapping[str, Any]) -> FaultAcceptedView:
         """Make something fail on purpose. Raises Refused where the request can't be right."""

@@ -81,7 +81,7 @@ ROUTES: dict[str, Asked] = {
     "drain": Asked(OPERATOR, "cluster", "POST", "/api/v1/nodes/node-1:drain"),
     "remove_node": Asked(OPERATOR, "cluster", "DELETE", "/api/v1/nodes/node-1"),
     "release_node": Asked(OPERATOR, "cluster", "POST", "/api/v1/nodes/node-1:release"),
-    "cause_fault": Asked(CHAOS, "cluster", "POST", "/api/v1/faults", {"kind": "kill_node", "node": "node-1"}),
+    "cause_fault": Asked(CHAOS, "cluster", "POST", "/api/v1/faults", {"kind": "node_kill", "node": "node-1"}),
     "version": Asked(VIEWER, "self", "GET", "/api/v1/version"),
     "prometheus": Asked(VIEWER, "cluster", "GET", "/metrics"),
     "config_schema": Asked(VIEWER, "self", "GET", "/api/v1/schemas/config"),

@@ -118,9 +118,10 @@ def test_faults_name_what_they_kill(served: Served, client: Client) -> None:
     served.desk.set_nodes(up, replace(lost, status=NodeStatus.LOST))
     client.kill_rank(JOB, 7)
     client.kill_node("node-1")
-    assert [(item.fault, item.rank, item.node) for item in served.desk.asked if isinstance(item, FaultRequested)] == [
-        (FaultKind.KILL, 7, None),
-        (FaultKind.NODE_KILL, None, "node-1"),
+    asked = [item for item in served.desk.asked if isinstance(item, FaultRequested)]
+    assert [(item.fault, item.rank, item.node, item.beyond_mirrors) for item in asked] == [
+        (FaultKind.KILL, 7, None, True),
+        (FaultKind.NODE_KILL, None, "node-1", True),
     ]
     for call, status, words in (
         (lambda: client.kill_rank(JOB, 8), 422, "must be 0..7 in generation 1"),

@@ -202,7 +202,7 @@ export function nodeVerb(node: string, verb: "cordon" | "uncordon" | "release"):
 }
 
 export function killNode(node: string): Promise<Accepted> {
-  return causeFault({ kind: "kill_node", node });
+  return causeFault({ kind: "node_kill", node, beyond_mirrors: true });
 }
 
 export function killRank(job: string, rank: number): Promise<Accepted> {
