@@ -147,7 +147,8 @@ class LocalJob:
             if device not in form.plan.seat_of and device not in form.donors:
                 # Everything it held is held by members or on its way to them; its device is free for others.
                 seat.kill(f"has no part in generation {form.generation}")
-            elif seat.is_living:
+            elif seat.is_living and form.addresses.get(device, seat.address) == seat.address:
+                # Not the successor of the process that was asked for: it holds nothing of what is planned with.
                 seat.formed = form.generation
                 seat.is_finished = False
                 crew.post(seat, frame)

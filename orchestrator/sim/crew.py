@@ -61,7 +61,7 @@ class SimCrew:
                 self._say(
                     SeatsPrepared(
                         generation=request.generation,
-                        addresses={device: f"{device.node}:{rank.pid}" for device, rank in ranks.items()},
+                        addresses={device: rank.address for device, rank in ranks.items()},
                         pids={device: rank.pid for device, rank in ranks.items()},
                     )
                 )

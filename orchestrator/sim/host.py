@@ -208,10 +208,10 @@ class SimHost:
         self._formed = form.generation
         self._moved_at = self.place.clock.now
         for device, rank in sorted(self.ranks.items()):
-            if device in form.plan.seat_of or device in form.donors:
-                rank.soon(0.0005, 0.005, lambda rank=rank: rank.form(form))  # type: ignore[misc]
-            else:
+            if device not in form.plan.seat_of and device not in form.donors:
                 self.kill(rank)
+            elif form.addresses.get(device, rank.address) == rank.address:
+                rank.soon(0.0005, 0.005, lambda rank=rank: rank.form(form))  # type: ignore[misc]
 
     def _begin_join(self, rank: SimRank, begin: BeginJoin) -> None:
         begin_join(rank, self._arenas.of.get((self.job, begin.of)), begin)

@@ -121,6 +121,11 @@ class SimRank:
         self.armed: dict[str, Callable[[], None]] = {}
         """What happens on purpose at a fault point, once."""
 
+    @property
+    def address(self) -> str:
+        """Where it listens: another process on its device listens elsewhere."""
+        return f"{self.device.node}:{self.pid}"
+
     def soon(self, low_s: float, high_s: float, do: Callable[[], None]) -> None:
         """Do it in a while, if this process lives then; a frozen one does it when it thaws."""
 

@@ -114,12 +114,13 @@ def _newcomers(draft: Draft) -> frozenset[Device]:
 def _caught_up(draft: Draft) -> frozenset[Device]:
     """Who has everything that the next plan gives it: where a fault ends the generation, it may be the last to have it.
 
-    Of a job that is at risk so may everybody who was to get it: how far they have come may not have been heard yet.
+    Of a job that is at risk so may everybody who was to get it: how far they have come may not have been heard yet. Who
+    is given nothing has never been told of the join, and has nothing to say.
     """
     record, join = draft.record, draft.record.join
     if join is None or not isinstance(draft.state, Running):
         return frozenset()
-    return _newcomers(draft) if record.at_risk else join.done & set(record.pids)
+    return _newcomers(draft) if record.at_risk else _newcomers(draft) & join.done
 
 
 def _prepared(draft: Draft) -> frozenset[Device]:

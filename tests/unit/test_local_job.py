@@ -157,6 +157,16 @@ async def test_a_form_that_its_close_has_overtaken_is_nothing_and_an_older_one_n
 
 
 @on_a_loop
+async def test_a_form_for_the_process_that_was_there_before_is_not_its_successors(tmp_path: Path) -> None:
+    """What is planned to come from that one's memory, this one does not hold (seed 30408)."""
+    async with a_job(tmp_path) as (job, rank):
+        job.form(replace(form(2, ME), addresses={ME: "127.0.0.1:1"}))
+        assert rank.orders() == [] and rank.seat.formed == 1
+        job.form(replace(form(3, ME), addresses={ME: rank.seat.address}))
+        assert [order.generation for order in rank.orders() if isinstance(order, FormGeneration)] == [3]
+
+
+@on_a_loop
 async def test_who_has_no_part_in_the_next_generation_ends(tmp_path: Path) -> None:
     async with a_job(tmp_path) as (job, rank):
         job.form(form(2, a_device(1)))
