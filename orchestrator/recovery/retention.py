@@ -12,13 +12,17 @@ from orchestrator.domain.spec import CheckpointSpec
 
 
 def kept(checkpoints: Sequence[CheckpointRef], policy: CheckpointSpec) -> tuple[CheckpointRef, ...]:
-    """checkpoints: newest first, and so is what is returned. The newest and the newest proven one are always among it."""
+    """checkpoints: newest first, and so is what is returned. The newest and the newest proven one are always among it.
+
+    So is the one that the job began with, where it did: should its own be no good, the seed is no way back.
+    """
     newest = list(checkpoints[: max(1, policy.keep_last)])
     proven = [next((one for one in checkpoints if one.is_proven), None)]
     round_ones = [one for one in checkpoints if policy.keep_every and one.step % policy.keep_every == 0]
     judged = [one for one in checkpoints if one.answer is not None]
     best = sorted(judged, key=_loss)[: policy.keep_best]
-    wanted = [one for one in (*newest, *proven, *round_ones, *best) if one is not None]
+    begun = [one for one in checkpoints if policy.restore_from and not one.at]
+    wanted = [one for one in (*newest, *proven, *round_ones, *best, *begun) if one is not None]
     return tuple(one for one in checkpoints if any(reads(other, one) for other in wanted))
 
 

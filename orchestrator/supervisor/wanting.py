@@ -169,16 +169,17 @@ def _ask_whether(draft: Draft, nodes: Mapping[NodeId, Node]) -> None:
     """Nothing is free for it: could the cluster hold it at all?"""
     state, turn, everything = draft.state, draft.record.turn, draft.everything
     if everything - turn.judged or (isinstance(state, Queued) and state.reason == PLANNING):
-        draft.turn(asks_whether=True, infeasible="", floor=0 if turn.infeasible else turn.floor)
-        _ask(draft, nodes, everything)
+        draft.turn(infeasible="", floor=0 if turn.infeasible else turn.floor)
+        _ask(draft, nodes, everything, whether=True)
 
 
-def _ask(draft: Draft, nodes: Mapping[NodeId, Node], devices: frozenset[Device]) -> None:
+def _ask(draft: Draft, nodes: Mapping[NodeId, Node], devices: frozenset[Device], *, whether: bool = False) -> None:
+    """whether: only to know if there is a plan, which others' devices are in. A question that a pause cut short is over."""
     record = draft.record
     assert record.profile is not None
     speeds = slow_nodes(draft)
     draft.set(planning=True)
-    draft.turn(asked=devices)
+    draft.turn(asked=devices, asks_whether=whether)
     if speeds:
         draft.set(is_rebalanced=True)
     here = sorted({device.node for device in devices})

@@ -105,6 +105,15 @@ def test_policies_add_up_and_the_newest_and_the_proven_one_always_stay(policy: C
     assert [one.step for one in found] == wanted
 
 
+def test_what_a_job_began_with_stays_as_the_last_way_back() -> None:
+    """An entry and its base are two of its own, and are lost together (seed 42264)."""
+    begun = a_checkpoint(10, 0.9)
+    known = [replace(a_checkpoint(step, 0.9), at=float(step)) for step in (40, 30, 20)]
+    policy = CheckpointSpec(keep_last=2, restore_from="/shared/another")
+    assert [one.step for one in kept([*known, begun], policy)] == [40, 30, 10]
+    assert [one.step for one in kept([*known, begun], replace(policy, restore_from=""))] == [40, 30]
+
+
 def test_what_is_left_of_a_closed_generation_is_committed_by_nobody() -> None:
     """A rank that comes back from the dead must not mix two attempts at one step."""
     bench = saved(5)

@@ -105,6 +105,14 @@ def test_what_holds_nothing_pauses_at_once_and_what_is_described_as_soon_as_it_i
     assert isinstance(probing.tell(ResumeRequested(job=JOB)).planned().state, Starting)
 
 
+def test_paused_while_it_was_asked_whether_it_fits_it_starts_once_it_is_resumed_and_there_is_room() -> None:
+    """That question is over, and the next one is for a plan to begin with (seed 40960)."""
+    bench = Bench(nodes=1, devices=1, spec=a_spec(tp=2)).submitted().probed()
+    assert bench.record.planning and bench.record.turn.asks_whether
+    bench.tell(PauseRequested(job=JOB)).add_node(1).tell(ResumeRequested(job=JOB)).planned()
+    assert isinstance(bench.state, Starting)
+
+
 def test_resumed_before_it_was_told_it_never_pauses_and_after_that_it_goes_on_at_once() -> None:
     early = Bench().submitted().tell(PauseRequested(job=JOB), ResumeRequested(job=JOB)).probed()
     assert early.record.pause is None and isinstance(early.planned().state, Starting)
