@@ -230,7 +230,9 @@ class Checker:
             raise Violation(f"{record.id} trains on {state.plan.describe()} and says of its risk: {record.at_risk!r}")
 
     def _check_asks(self, old: JobRecord | None, record: JobRecord) -> None:
-        """What a plan would be is asked once, and again where something has changed."""
+        """What a plan would be is asked once, and again where something has changed; another size is another question."""
+        if old is not None and old.wanted_size != record.wanted_size:
+            self._asked = Counter({what: times for what, times in self._asked.items() if what[0] != record.id})
         for identity in record.outbox.keys() - (old.outbox.keys() if old else ()):
             effect = record.outbox[identity]
             if not isinstance(effect, ChoosePlan):
