@@ -39,6 +39,9 @@ def resize(draft: Draft, size: Size) -> None:
     most = f"at most {size.max_devices}" if size.max_devices else "no limit"
     aim = f", {size.target} wanted" if size.target else ""
     draft.say("resize_asked", f"at least {size.min_devices} devices, {most}{aim}")
+    if draft.record.planning:
+        # For the size that it had: what comes of that is no answer to what is asked next, and has another number.
+        draft.set(reserved=draft.next_generation(), planning=False)
     look_again(draft)
 
 

@@ -18,7 +18,7 @@ def test_seed(seed: int) -> None:
     assert outcome.verdict is Verdict.PASSED, f"{told}\n{outcome.verdict}: {outcome.message}\nreplay: {replay(seed, None)}"
 
 
-@pytest.mark.parametrize("seed", [1278, 2570, 5277, 16892, 29484, 30408, 40960, 42264, 302660, 305688])
+@pytest.mark.parametrize("seed", [1278, 2570, 5277, 16892, 29484, 30408, 40960, 42264, 62688, 302660, 305688])
 def test_a_seed_that_once_failed(seed: int) -> None:
     """1278: a rank raised, that was recorded, its supervisor died, and the next one was told of the same end again.
 
@@ -33,6 +33,8 @@ def test_a_seed_that_once_failed(seed: int) -> None:
     40960: a job paused while it was asked whether it fits took the plan it was to begin with for that answer.
 
     42264: a job that began with a checkpoint had nothing to go back to when an entry and its base were damaged.
+
+    62688: the answer for the size that a job had came late, and was taken for one to the size it has.
 
     302660: the only rank of a job hangs, and of the newcomers that hold all it had one cannot say so in time.
 

@@ -7,14 +7,23 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.domain.effects import KillNode
-from orchestrator.domain.events import CordonRequested, HostClosed, InstantCame, ResizeRequested, UncordonRequested
+from orchestrator.domain.events import (
+    CordonRequested,
+    HostClosed,
+    InstantCame,
+    PlanChosen,
+    ResizeRequested,
+    UncordonRequested,
+)
 from orchestrator.domain.failure import Cause
 from orchestrator.domain.host_events import HostOpened
 from orchestrator.domain.ids import NodeId
 from orchestrator.domain.origin import FromMemory
+from orchestrator.domain.plan import Infeasible
 from orchestrator.domain.requests import CloseHost, SaveSoon, StopAfter
 from orchestrator.domain.size import Size
-from orchestrator.domain.state import Queued, Reforming, Running
+from orchestrator.domain.state import Queued, Reforming, Running, Starting
+from orchestrator.planner.choose import choose
 from orchestrator.supervisor.deadlines import instants
 from tests.builders import JOB, Bench, a_report, a_spec
 
@@ -78,6 +87,17 @@ def test_a_smaller_size_that_no_plan_has_is_said_and_training_goes_on() -> None:
     assert isinstance(bench.state, Running) and bench.said_to_people().count("not_moved") == 1
     bench.passed(4, 5).planned()
     assert bench.said_to_people().count("not_moved") == 1, "told once, not with every step"
+
+
+def test_an_answer_for_the_size_it_had_is_none_for_the_one_it_has() -> None:
+    """A planner that takes its time would leave it waiting for ever for what it may have by now (seed 62688)."""
+    bench = Bench(spec=a_spec(tp=2)).submitted().tell(ResizeRequested(job=JOB, size=Size(max_devices=1))).probed()
+    asked = bench.asked()
+    bench.tell(ResizeRequested(job=JOB, size=Size()))
+    late = choose(asked)
+    assert isinstance(late, Infeasible)
+    bench.tell(PlanChosen(job=JOB, generation=asked.generation, result=late)).planned()
+    assert isinstance(bench.state, Starting)
 
 
 def test_a_queued_job_starts_when_its_least_size_is_lowered() -> None:
