@@ -26,7 +26,7 @@ from deploy.local import NodeSpec, up
 from orchestrator.adapters.embedded_redis import EmbeddedRedis
 from orchestrator.domain.state import Queued, Succeeded
 
-from . import loads
+from . import loads, overload
 from .cluster import end_in_good_order, say
 from .ray_jobs import RayJobs
 from .service import Service, a_scribe, a_service
@@ -136,12 +136,12 @@ async def _overloaded(sizes: Sizes) -> dict[str, Any]:
     """A service of its own, where a token may ask less than this machine can."""
     with a_service() as service:
         async with a_scribe(service) as scribe:
-            allowed = loads.ALLOWED_PER_S
+            allowed = overload.ALLOWED_PER_S
             service.start_api(f"api.requests_per_s={allowed:g}", f"api.burst={allowed:g}")
             await service.ready()
             await scribe.fill(min(sizes.jobs, 1000), Succeeded(at=time.time()), "listed")
-            found = await loads.overload(service, sizes.overload_s)
-    say(f"a token asks {loads.OVERLOAD} times what it may: {loads.rounded(found)}")
+            found = await overload.refused(service, sizes.overload_s)
+    say(f"a token asks {overload.OVERLOAD} times what it may: {loads.rounded(found)}")
     return found
 
 
